@@ -1,0 +1,1 @@
+"""The `pdtrace` command: parse, call, print."""

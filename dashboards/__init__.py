@@ -1,0 +1,1 @@
+"""Grafana dashboards for compute wait and coordination wait (none yet)."""

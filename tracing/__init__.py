@@ -1,0 +1,1 @@
+"""What happened and when: events, spans and their export. Knows neither vLLM nor pandas."""
