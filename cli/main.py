@@ -52,5 +52,5 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    result = module.app(args=rest, prog_name=f"pdtrace {name}", standalone_mode=False)
-    return result if isinstance(result, int) else 0
+    module.app(args=rest, prog_name=f"pdtrace {name}")
+    return 0
