@@ -48,6 +48,10 @@ Event = tuple[EventKind, int, str, Any]
 
 OPENED: Final = EventKind("opened")
 """`data` is a `RequestContext`; only this kind makes the recorder know a request."""
+LEARNED: Final = EventKind("learned")
+"""`data` joins what all spans of the request carry that end from now on."""
+ADOPTED: Final = EventKind("adopted")
+"""`data` is the peer's `traceparent`: used where the request came without context of its own."""
 
 # Prefill engine, scheduler side.
 PREFILL_ARRIVED: Final = EventKind("prefill_arrived", begins=(sc.SPAN_PREFILL_QUEUE,))
@@ -69,7 +73,8 @@ MATCH_BEGUN: Final = EventKind("match_begun", begins=(sc.SPAN_MATCH,))
 REGISTRATION_RECEIVED: Final = EventKind(
     "registration_received", point=(sc.SPAN_MATCH, sc.EVENT_REGISTRATION_RECEIVED)
 )
-MATCHED: Final = EventKind("matched", ends=(sc.SPAN_MATCH,), begins=(sc.SPAN_WRITE_SUBMIT,))
+MATCHED: Final = EventKind("matched", ends=(sc.SPAN_MATCH,))
+WRITE_BEGUN: Final = EventKind("write_begun", begins=(sc.SPAN_WRITE_SUBMIT,))
 WRITE_POSTED: Final = EventKind(
     "write_posted", ends=(sc.SPAN_WRITE_SUBMIT,), begins=(sc.SPAN_WRITE_COMPLETE,)
 )
@@ -132,6 +137,5 @@ READ_NOT_NEEDED: Final = EventKind("read_not_needed", ends=(sc.SPAN_READ_SUBMIT,
 HANDSHAKE_ASKED: Final = EventKind("handshake_asked", begins=(sc.SPAN_HANDSHAKE,))
 HANDSHAKE_USABLE: Final = EventKind("handshake_usable", ends=(sc.SPAN_HANDSHAKE,))
 
-# Either side: the request ends here and something of it is still open.
-FAILED: Final = EventKind("failed", closes=True)
-"""`data[ERROR_TYPE]` says why."""
+CLOSED: Final = EventKind("closed", closes=True)
+"""This side is done with the request; `data[ERROR_TYPE]` says why, if something is still open."""

@@ -81,16 +81,15 @@ def _grpc_exporter() -> SpanExporter:
         def _translate_data(self, data: Sequence[ReadableSpan]) -> Any:
             return encode_request(data)
 
-    exporter = OTLPSpanExporter()
+    exporter: Any = OTLPSpanExporter()
     places = ("_stub", "_translate_data", "_initialize_channel_and_stub", "_channel")
-    if not all(hasattr(exporter, name) for name in places):
-        return exporter
-    exporter.__class__ = GrpcExporter
-    if exporter._channel is not None:
+    if all(hasattr(exporter, name) for name in places):
+        exporter.__class__ = GrpcExporter
         exporter._channel.close()
-    setattr(exporter, "_stub", _RawStub)  # noqa: B010 - the SDK's own place for it is private
-    exporter._initialize_channel_and_stub()
-    return exporter
+        exporter._stub = _RawStub
+        exporter._initialize_channel_and_stub()
+    own: SpanExporter = exporter
+    return own
 
 
 def _http_exporter() -> SpanExporter:

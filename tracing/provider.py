@@ -108,11 +108,20 @@ class Telemetry:
             self._provider.add_span_processor(self._processor)
         return self._provider.get_tracer(sc.SCOPE_NAME)
 
+    def reopened(self) -> "Telemetry":
+        """The same for a forked child: its own process id, exporter and random source.
+
+        An exporter's connection must not be shared with the parent.
+        """
+        pid = Resource({sc.PROCESS_PID: os.getpid()})
+        exporter = make_exporter() if self.exporter is not None else None
+        return Telemetry(self.resource.merge(pid), exporter)
+
     def shutdown(self, timeout_s: float = 2.0) -> None:
         """Send what is buffered, waiting at most about `timeout_s`, and close."""
         if self._processor is not None:
             self._processor.force_flush(int(timeout_s * 1000))
-            self._processor.shutdown()
+            self._provider.shutdown()
         elif self.exporter is not None:
             self.exporter.shutdown()
 
