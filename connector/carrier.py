@@ -39,3 +39,8 @@ def attached(metadata: Any) -> dict[str, RequestCarrier]:
     """The carriers on connector metadata; empty when its scheduler is not traced."""
     found = getattr(metadata, ATTRIBUTE, None)
     return found if isinstance(found, dict) else {}
+
+
+def block_count(block_ids: Any) -> int:
+    """Blocks over all groups; some of vLLM's calls pass one flat list instead of groups."""
+    return sum(len(group) if isinstance(group, (list, tuple)) else 1 for group in block_ids)

@@ -30,7 +30,7 @@ def _versions() -> dict[str, str]:
 
 
 _SETTINGS: Final[dict[str, Callable[[Any], Any]]] = {
-    "model": lambda c: str(c.model_config.served_model_name or c.model_config.model),
+    "model": lambda c: model_name(c),
     "dtype": lambda c: str(c.model_config.dtype).removeprefix("torch."),
     "block_size": lambda c: c.cache_config.block_size,
     "tp": lambda c: c.parallel_config.tensor_parallel_size,
