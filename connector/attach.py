@@ -44,9 +44,7 @@ def attach(
     """
     worker = connector.connector_worker
     name = type(connector).__name__
-    telemetry = open_provider(
-        role_of(vllm_config), resource_attributes(vllm_config, name, worker)
-    )
+    telemetry = open_provider(role_of(vllm_config), resource_attributes(vllm_config, name, worker))
     if telemetry.exporter is None:
         return Attachment(None, None)
     guard = Guard()

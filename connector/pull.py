@@ -23,9 +23,7 @@ class PullWorkerHooks(WorkerHooks):
 
     def install(self, guard: Guard) -> None:
         super().install(guard)
-        guard.observe(
-            self._worker, "_read_blocks_for_req", before=self._reading, after=self._read
-        )
+        guard.observe(self._worker, "_read_blocks_for_req", before=self._reading, after=self._read)
         guard.observe(self._worker, "_get_new_notifs", after=self._notified)
 
     def step(self, metadata: Any) -> None:

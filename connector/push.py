@@ -76,9 +76,7 @@ class PushWorkerHooks(WorkerHooks):
             data = {sc.REGISTRATION_BYTES: self._registration_bytes}
             self._record(ev.REGISTRATION_SENT, request_id, data)
         else:
-            self._record(
-                ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_REGISTRATION_FAILED}
-            )
+            self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_REGISTRATION_FAILED})
 
     # --- P: the registration arrives, is matched, the WRITEs are posted ---
 
@@ -146,6 +144,4 @@ def registration_context(request: Any) -> dict[str, str]:
     """D's trace context as it travels to P."""
     from pdtrace.tracing.propagation import traceparent_of
 
-    return {
-        sc.PARAM_TRACEPARENT: traceparent_of(request.trace_headers, request.kv_transfer_params)
-    }
+    return {sc.PARAM_TRACEPARENT: traceparent_of(request.trace_headers, request.kv_transfer_params)}

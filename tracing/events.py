@@ -94,9 +94,7 @@ NOTIFICATION_SEEN: Final = EventKind(
 KV_COMPLETE: Final = EventKind(
     "kv_complete", ends=(sc.SPAN_KV_WAIT,), begins=(sc.SPAN_DECODE_START,)
 )
-DECODE_REFUSED: Final = EventKind(
-    "decode_refused", point=(sc.SPAN_DECODE_START, sc.EVENT_REFUSED)
-)
+DECODE_REFUSED: Final = EventKind("decode_refused", point=(sc.SPAN_DECODE_START, sc.EVENT_REFUSED))
 DECODE_SCHEDULED: Final = EventKind(
     "decode_scheduled", ends=(sc.SPAN_DECODE_START,), begins=(sc.SPAN_FIRST_DECODE,)
 )
@@ -123,9 +121,7 @@ SINGLE_FIRST_TOKEN: Final = EventKind(
 
 # Decode engine, worker side.
 REGISTRATION_BEGUN: Final = EventKind("registration_begun", begins=(sc.SPAN_REGISTRATION,))
-REGISTRATION_SENT: Final = EventKind(
-    "registration_sent", ends=(sc.SPAN_REGISTRATION,), closes=True
-)
+REGISTRATION_SENT: Final = EventKind("registration_sent", ends=(sc.SPAN_REGISTRATION,), closes=True)
 READ_BEGUN: Final = EventKind("read_begun", begins=(sc.SPAN_READ_SUBMIT,))
 READ_POSTED: Final = EventKind(
     "read_posted", ends=(sc.SPAN_READ_SUBMIT,), begins=(sc.SPAN_READ_COMPLETE,)
