@@ -36,8 +36,8 @@ class PushWorkerHooks(WorkerHooks):
         observe(
             worker,
             "_send_registration_to_p",
-            before=lambda request_id, _: self.entering(request_id),
-            after=lambda _, request_id, __: self.leaving(request_id),
+            before=self._registering,
+            after=self._registered,
         )
         observe(worker, "_do_send_reg_notif", before=self._sending, after=self._sent)
         observe(worker.nixl_wrapper, "send_notif", before=self._notifying)
@@ -63,6 +63,13 @@ class PushWorkerHooks(WorkerHooks):
                 self._recorder.record_at(ev.BLOCKS_HANDED, now_ns, request_id, count)
 
     # --- D: the registration leaves ---
+
+    def _registering(self, request_id: str, _registration: Any) -> None:
+        """Called when the registration is staged, and again when a handshake came between."""
+        self.entering(request_id)
+
+    def _registered(self, _: Any, request_id: str, _registration: Any) -> None:
+        self.leaving(request_id)
 
     def _sending(self, _request_id: str, _registration: Any) -> None:
         self._registration_bytes = 0

