@@ -78,8 +78,9 @@ class StoreWriter:
     def append(self, message: bytes) -> None:
         """Store one message; returns when it is in the file.
 
-        Raises `OSError` when the disk refuses it: then nothing of it stays, and the next append
-        tries again. Raises `StoreError` after `close`.
+        Raises `OSError` when the disk refuses it: what was half written is taken back and the
+        next append tries again (readers drop exact copies, so sending it twice is harmless).
+        Raises `StoreError` after `close`.
         """
         with self._mutex:
             if self._marker.closed:
