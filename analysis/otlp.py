@@ -147,8 +147,14 @@ def _hex(raw: bytes, size: int) -> str:
 
 
 def _attributes(pairs: Iterable[Any]) -> dict[str, AttributeValue]:
-    plain = ((pair.key, _plain(pair.value)) for pair in pairs)
-    return {intern(key): as_attribute(value) for key, value in plain if value is not None}
+    attributes: dict[str, AttributeValue] = {}
+    for pair in pairs:
+        value = _plain(pair.value)
+        if value is not None:
+            attributes[intern(pair.key)] = (
+                as_attribute(value) if isinstance(value, (dict, list)) else value
+            )
+    return attributes
 
 
 def _plain(any_value: Any) -> Any:

@@ -190,7 +190,9 @@ def _attributes(pairs: Iterable[dict[str, Any]]) -> dict[str, AttributeValue]:
     for pair in pairs:
         value = _plain(pair.get("value"))
         if value is not None:
-            attributes[intern(pair["key"])] = as_attribute(value)
+            attributes[intern(pair["key"])] = (
+                as_attribute(value) if isinstance(value, (dict, list)) else value
+            )
     return attributes
 
 

@@ -1,7 +1,9 @@
 """Span records from any mix of stores and files, each span once."""
 
+import gc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -47,8 +49,9 @@ def read_spans(sources: Sequence[str | Path]) -> SpanBatch:
     OTLP, or when there is no usable span in all of them.
     """
     reading = _Reading()
-    for source in sources:
-        reading.read(Path(source))
+    with _no_cycle_search():
+        for source in sources:
+            reading.read(Path(source))
     if not reading.spans:
         raise SourceError(_nothing(sources, reading))
     return SpanBatch(
@@ -57,6 +60,18 @@ def read_spans(sources: Sequence[str | Path]) -> SpanBatch:
         rejected=dict(reading.tally.rejected),
         partial=reading.tally.partial > 0,
     )
+
+
+@contextmanager
+def _no_cycle_search() -> Iterator[None]:
+    """Records have no cycles; searching millions of them again and again doubles the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(slots=True)
