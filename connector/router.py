@@ -9,6 +9,7 @@
 import argparse
 import asyncio
 import contextlib
+import json
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -140,7 +141,7 @@ class _Server(uvicorn.Server):
         if self._ready_file is not None and self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             partial = self._ready_file.with_name(self._ready_file.name + ".part")
-            partial.write_text(f"http://{host}:{port}\n")
+            partial.write_text(json.dumps({"http": f"http://{host}:{port}"}))
             partial.replace(self._ready_file)
 
 
