@@ -151,18 +151,21 @@ def _resource(resource: Resource) -> bytes:
 
 
 def encode_request(spans: Sequence[ReadableSpan]) -> bytes:
-    """`ExportTraceServiceRequest`: one ResourceSpans per (resource, scope) in order of appearance.
+    """`ExportTraceServiceRequest`: one ResourceSpans per resource, in it one ScopeSpans per scope.
 
-    Spans of a resource lie in one ScopeSpans each per instrumentation scope.
+    Both in order of first appearance.
     """
-    groups: dict[tuple[Resource, Any], list[bytes]] = {}
+    groups: dict[Resource, dict[Any, list[bytes]]] = {}
     for span in spans:
-        key = (span.resource, span.instrumentation_scope)
-        groups.setdefault(key, []).append(_field(2, encode_span(span)))
-    return b"".join(
-        _field(1, _resource(resource) + _field(2, _scope(scope) + b"".join(encoded)))
-        for (resource, scope), encoded in groups.items()
-    )
+        scopes = groups.setdefault(span.resource, {})
+        scopes.setdefault(span.instrumentation_scope, []).append(_field(2, encode_span(span)))
+    return b"".join([_field(1, _resource_spans(*group)) for group in groups.items()])
+
+
+def _resource_spans(resource: Resource, scopes: Mapping[Any, list[bytes]]) -> bytes:
+    """ResourceSpans: resource 1, scope_spans 2."""
+    scope_spans = [_field(2, _scope(s) + b"".join(encoded)) for s, encoded in scopes.items()]
+    return _resource(resource) + b"".join(scope_spans)
 
 
 @lru_cache(maxsize=64)
