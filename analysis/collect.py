@@ -4,6 +4,7 @@ A message is acknowledged only after it is in the file. Protobuf is stored as re
 """
 
 import logging
+import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -133,8 +134,9 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
-        where = _authority(host, port)
-        raise ListenError(f"cannot listen on {where}: {error.strerror or error}") from error
+        # create_server adds an aside to the system's words; a name that does not resolve has none.
+        why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        raise ListenError(f"cannot listen on {_authority(host, port)}: {why}") from error
 
 
 class _GrpcServer:
