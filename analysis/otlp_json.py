@@ -190,7 +190,7 @@ def _attributes(pairs: Iterable[dict[str, Any]]) -> dict[str, AttributeValue]:
     for pair in pairs:
         value = _plain(pair.get("value"))
         if value is not None:
-            attributes[intern(pair["key"])] = (
+            attributes[intern(pair.get("key") or "")] = (
                 as_attribute(value) if isinstance(value, (dict, list)) else value
             )
     return attributes
@@ -226,7 +226,7 @@ def _items(raw: dict[str, Any]) -> list[Any]:
 
 
 def _map(raw: dict[str, Any]) -> dict[str, Any]:
-    pairs = ((pair["key"], _plain(pair.get("value"))) for pair in raw.get("values") or ())
+    pairs = ((pair.get("key") or "", _plain(pair.get("value"))) for pair in raw.get("values") or ())
     return {key: value for key, value in pairs if value is not None}
 
 
