@@ -1,0 +1,87 @@
+"""What lets several real engines share two CPU cores. For the local cluster only.
+
+None of this belongs into a connector that somebody loads into a serving engine: it changes how
+NIXL waits and where vLLM's threads run. It is applied in an engine process that we forked
+ourselves, before that process builds anything.
+"""
+
+import os
+from typing import Any, Final
+
+PROGRESS_DELAY_US: Final = 1000
+"""NIXL's progress thread sleeps this long between looks; by default it spins on a whole core."""
+
+THREAD_ENV: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Needed while the libraries load: a process that has started threads must not be forked."""
+
+ENGINE_ENV: Final = {
+    **THREAD_ENV,
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "UCX_NET_DEVICES": "lo",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+ENGINE_FLAGS: Final = (
+    "--enforce-eager",
+    "--max-model-len=4096",
+    "--max-num-seqs=16",
+    "--dtype=bfloat16",
+)
+
+
+def layout_env(layout: str) -> dict[str, str]:
+    """`uni`: scheduler and worker in one process, as with one GPU. `mp`: a process each."""
+    return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0" if layout == "uni" else "1"}
+
+
+def layout_flags(layout: str) -> tuple[str, ...]:
+    """The executor that goes with `layout_env`."""
+    return (f"--distributed-executor-backend={layout}",)
+
+
+def apply() -> None:
+    """All remedies, in the engine's own process."""
+    calm_progress_thread()
+    keep_affinity()
+    fork_workers()
+
+
+def calm_progress_thread() -> None:
+    """Make NIXL's progress thread sleep between looks; its Python API insists on a delay of 0.
+
+    Switching the thread off would not do: a READ from an idle engine then never completes.
+    """
+    # vLLM sets this before it imports nixl; we import it first.
+    os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")
+    try:
+        import nixl._api as api
+    except ImportError:
+        return
+    config: Any = api.nixlBind.nixlAgentConfig
+
+    class PatientConfig(config):  # type: ignore[misc]
+        """The agent configuration, deaf to the hard-coded delay."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, PROGRESS_DELAY_US if name == "pthrDelay" else value)
+
+    api.nixlBind.nixlAgentConfig = PatientConfig
+
+
+def keep_affinity() -> None:
+    """Leave every thread on all cores: vLLM's NIXL worker pins itself to the last one."""
+    os.sched_setaffinity = lambda pid, mask: None
+
+
+def fork_workers() -> None:
+    """Fork EngineCore and workers: on CPU vLLM insists on spawn, six seconds of imports each."""
+    import multiprocessing
+    from types import SimpleNamespace
+
+    from vllm.utils import system_utils
+
+    fork = multiprocessing.get_context("fork")
+    system_utils.multiprocessing = SimpleNamespace(get_context=lambda method: fork)
