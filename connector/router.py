@@ -9,6 +9,7 @@
 import argparse
 import asyncio
 import contextlib
+import json
 import signal
 import socket
 from collections.abc import AsyncIterator
@@ -140,7 +141,7 @@ class _Server(uvicorn.Server):
         if self._ready_file is not None and self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             partial = self._ready_file.with_name(self._ready_file.name + ".part")
-            partial.write_text(f"http://{host}:{port}\n")
+            partial.write_text(json.dumps({"url": f"http://{host}:{port}"}))
             partial.replace(self._ready_file)
 
 
@@ -202,7 +203,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--dispatch", choices=("", *DISPATCHES), default="")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument("--ready-file", type=Path, help="receives the URL once it listens")
+    parser.add_argument("--ready-file", type=Path, help="receives the URL as JSON once it listens")
     parser.add_argument("--silence-s", type=float, default=Timeouts().silence_s)
     parser.add_argument("--request-s", type=float, default=Timeouts().request_s)
     return parser

@@ -850,9 +850,8 @@ def test_sigterm_stops_the_server_and_returns(tmp_path: Path) -> None:
                 if ready.exists():
                     break
                 pause.wait(0.05)
-            answer = httpx.post(
-                ready.read_text().strip() + "/v1/completions", json=PROMPT, trust_env=False
-            )
+            url = json.loads(ready.read_text())["url"]
+            answer = httpx.post(f"{url}/v1/completions", json=PROMPT, trust_env=False)
             assert answer.status_code == 503
             os.kill(process.pid, signal.SIGTERM)
             output, _ = process.communicate(timeout=30)
