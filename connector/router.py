@@ -71,9 +71,11 @@ def create_app(settings: RouterSettings, tracer: Tracer, clock: Clock | None = N
 
 def _backends(settings: RouterSettings, clock: Clock) -> Backends:
     times = settings.timeouts
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S)
+    transport = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
     client = httpx.AsyncClient(
+        transport=transport,
         timeout=httpx.Timeout(times.silence_s, connect=times.connect_s),
-        limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S),
         trust_env=False,
     )
     prefill, decode = (
@@ -83,7 +85,7 @@ def _backends(settings: RouterSettings, clock: Clock) -> Backends:
             (semconv.ROLE_DECODE, settings.decode_urls),
         )
     )
-    return Backends(settings, client, prefill, decode)
+    return Backends(settings, client, transport, prefill, decode)
 
 
 class PlainEndpoints:
