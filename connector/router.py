@@ -40,6 +40,7 @@ from pdtrace.connector.router_settings import (
 from pdtrace.connector.router_spans import DerivedIdGenerator
 from pdtrace.tracing import semconv
 from pdtrace.tracing.clock import Clock
+from pdtrace.tracing.provider import open_provider
 
 COMPLETION_PATHS: Final = ("/v1/completions", "/v1/chat/completions")
 # vLLM's server closes an idle connection after 5 s; the router must be the first to let go of it.
@@ -186,8 +187,6 @@ def main(argv: list[str] | None = None) -> int:
         dispatch=args.dispatch,
         timeouts=Timeouts(silence_s=args.silence_s, request_s=args.request_s),
     )
-    from pdtrace.tracing.provider import open_provider
-
     telemetry = open_provider(role=semconv.ROLE_ROUTER, id_generator=DerivedIdGenerator())
     try:
         serve(settings, telemetry.tracer, args.host, args.port, args.ready_file)
