@@ -40,6 +40,7 @@ from pdtrace.connector.router_settings import (
 from pdtrace.connector.router_spans import DerivedIdGenerator
 from pdtrace.tracing import semconv
 from pdtrace.tracing.clock import Clock
+from pdtrace.tracing.provider import open_provider
 
 COMPLETION_PATHS: Final = ("/v1/completions", "/v1/chat/completions")
 # vLLM's server closes an idle connection after 5 s; the router must be the first to let go of it.
@@ -71,9 +72,11 @@ def create_app(settings: RouterSettings, tracer: Tracer, clock: Clock | None = N
 
 def _backends(settings: RouterSettings, clock: Clock) -> Backends:
     times = settings.timeouts
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S)
+    transport = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
     client = httpx.AsyncClient(
+        transport=transport,
         timeout=httpx.Timeout(times.silence_s, connect=times.connect_s),
-        limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S),
         trust_env=False,
     )
     prefill, decode = (
@@ -83,7 +86,7 @@ def _backends(settings: RouterSettings, clock: Clock) -> Backends:
             (semconv.ROLE_DECODE, settings.decode_urls),
         )
     )
-    return Backends(settings, client, prefill, decode)
+    return Backends(settings, client, transport, prefill, decode)
 
 
 class PlainEndpoints:
@@ -141,7 +144,7 @@ class _Server(uvicorn.Server):
         if self._ready_file is not None and self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             partial = self._ready_file.with_name(self._ready_file.name + ".part")
-            partial.write_text(json.dumps({"http": f"http://{host}:{port}"}))
+            partial.write_text(json.dumps({"url": f"http://{host}:{port}"}))
             partial.replace(self._ready_file)
 
 
@@ -184,8 +187,6 @@ def main(argv: list[str] | None = None) -> int:
         dispatch=args.dispatch,
         timeouts=Timeouts(silence_s=args.silence_s, request_s=args.request_s),
     )
-    from pdtrace.tracing.provider import open_provider
-
     telemetry = open_provider(role=semconv.ROLE_ROUTER, id_generator=DerivedIdGenerator())
     try:
         serve(settings, telemetry.tracer, args.host, args.port, args.ready_file)
@@ -203,7 +204,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--dispatch", choices=("", *DISPATCHES), default="")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument("--ready-file", type=Path, help="receives the URL once it listens")
+    parser.add_argument("--ready-file", type=Path, help="receives the URL as JSON once it listens")
     parser.add_argument("--silence-s", type=float, default=Timeouts().silence_s)
     parser.add_argument("--request-s", type=float, default=Timeouts().request_s)
     return parser

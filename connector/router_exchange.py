@@ -53,6 +53,9 @@ class Backends:
 
     settings: RouterSettings
     client: httpx.AsyncClient
+    """For the router's own questions."""
+    transport: httpx.AsyncBaseTransport
+    """For legs: without the client's cookie jar, which would mix users, and its cost."""
     prefill: EnginePool
     decode: EnginePool
 
@@ -197,10 +200,14 @@ class Exchange:
             **span.carrier(),
             REQUEST_ID_HEADER: self._request.request_id,
         }
-        request = self._backends.client.build_request(
-            "POST", engine.url + self._request.path, headers=headers, content=orjson.dumps(body)
+        request = httpx.Request(
+            "POST",
+            engine.url + self._request.path,
+            headers=headers,
+            content=orjson.dumps(body),
+            extensions={"timeout": self._backends.client.timeout.as_dict()},
         )
-        leg = Leg(self._backends.client, engine, span, request)
+        leg = Leg(self._backends.transport, engine, span, request)
         self._legs.append(leg)
         return leg
 

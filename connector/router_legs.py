@@ -31,11 +31,15 @@ class Leg:
     """Made when its engine is chosen, so that the engine's count is right at once."""
 
     def __init__(
-        self, client: httpx.AsyncClient, engine: Engine, span: LegSpan, request: httpx.Request
+        self,
+        transport: httpx.AsyncBaseTransport,
+        engine: Engine,
+        span: LegSpan,
+        request: httpx.Request,
     ) -> None:
         self.engine = engine
         self.span = span
-        self._client = client
+        self._transport = transport
         self._request = request
         self._response: httpx.Response | None = None
         self._chunks: AsyncGenerator[bytes] | None = None
@@ -99,7 +103,7 @@ class Leg:
 
     async def _open(self) -> None:
         with self._translated():
-            self._response = await self._client.send(self._request, stream=True)
+            self._response = await self._transport.handle_async_request(self._request)
         if self._response.status_code >= 400:
             await self._raise_for_answer(self._response)
 

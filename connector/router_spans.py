@@ -4,13 +4,11 @@ Every instant is a monotonic one, placed by one anchor per request, so that a st
 cannot bend a span and the router's spans lie on the same axis as the engines'.
 """
 
-import random
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Final
 
 from opentelemetry.context import Context
-from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
@@ -19,25 +17,18 @@ from pdtrace.connector.router_engines import Engine
 from pdtrace.tracing import semconv
 from pdtrace.tracing.clock import Anchor, Clock
 from pdtrace.tracing.ids import derived_trace_id
+from pdtrace.tracing.provider import OwnRandomIds
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _root_trace_id: ContextVar[int] = ContextVar("pdtrace_root_trace_id", default=0)
 
 
-class DerivedIdGenerator(IdGenerator):
-    """Random span ids; a root's trace id is the one derived from its request id.
-
-    Its own generator: the SDK's uses the global `random`, which a caller may have seeded.
-    """
-
-    def __init__(self) -> None:
-        self._random = random.SystemRandom()
+class DerivedIdGenerator(OwnRandomIds):
+    """A root's trace id is the one derived from its request id; all else is random."""
 
     def generate_trace_id(self) -> int:
-        return _root_trace_id.get() or self._random.randrange(1, 1 << 128)
-
-    def generate_span_id(self) -> int:
-        return self._random.randrange(1, 1 << 64)
+        """The chosen id while a `pd.request` begins."""
+        return _root_trace_id.get() or super().generate_trace_id()
 
 
 class Timeline:
