@@ -70,12 +70,13 @@ def test_our_bytes_mean_what_the_sdks_mean(batch: list[ReadableSpan]) -> None:
 def test_values_that_compare_equal_stay_apart() -> None:
     """True, 1 and 1.0 are three different attributes, although Python's cache keys are equal."""
     values: list[Any] = [True, 1, 1.0]
+    resource = Resource({})
     batch = [
         ReadableSpan(
             "n",
             SpanContext(1, 2 + i, False),
             None,
-            Resource({}),
+            resource,
             {"k": value},
             start_time=1,
             end_time=2,

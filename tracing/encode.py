@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanKind
 
 _PACK_FIXED64: Final = struct.Struct("<Q").pack
 _PACK_DOUBLE: Final = struct.Struct("<d").pack
@@ -21,6 +21,8 @@ _KINDS: Final = {kind: bytes([0x30, kind.value + 1]) for kind in SpanKind}
 # Span.flags (fixed32, field 16): "parent is remote" is known, and whether it is.
 _FLAGS_LOCAL: Final = b"\x85\x01" + struct.pack("<I", 0x100)
 _FLAGS_REMOTE: Final = b"\x85\x01" + struct.pack("<I", 0x300)
+_TAGS: Final = [bytes([number << 3 | 2]) for number in range(16)]
+"""Of length-delimited fields, by field number."""
 
 
 def varint(value: int) -> bytes:
@@ -37,9 +39,13 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _field(tag: int, payload: bytes) -> bytes:
-    """A length-delimited field."""
-    return varint(tag << 3 | 2) + varint(len(payload)) + payload
+_LENGTHS: Final = [varint(length) for length in range(1024)]
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    """A length-delimited field; its number is below 16."""
+    length = len(payload)
+    return _TAGS[number] + (_LENGTHS[length] if length < 1024 else varint(length)) + payload
 
 
 def _any_value(value: Any) -> bytes:
@@ -106,7 +112,7 @@ def _event(event: Event) -> bytes:
 def _status(span: ReadableSpan) -> bytes:
     """Span.Status: message 2, code 3 (field 15 of the span); an unset status is empty."""
     status = span.status
-    if status.status_code is StatusCode.UNSET:
+    if status.is_unset:
         return b"\x7a\x00"
     message = _field(2, status.description.encode()) if status.description else b""
     return _field(15, message + b"\x18" + varint(status.status_code.value))
@@ -153,18 +159,27 @@ def _resource(resource: Resource) -> bytes:
 def encode_request(spans: Sequence[ReadableSpan]) -> bytes:
     """`ExportTraceServiceRequest`: one ResourceSpans per resource, in it one ScopeSpans per scope.
 
-    Both in order of first appearance.
+    Both in order of first appearance, and told apart by identity: hashing a resource costs more
+    than encoding a span.
     """
-    groups: dict[Resource, dict[Any, list[bytes]]] = {}
+    groups: dict[int, tuple[Resource, dict[int, tuple[Any, list[bytes]]]]] = {}
     for span in spans:
-        scopes = groups.setdefault(span.resource, {})
-        scopes.setdefault(span.instrumentation_scope, []).append(_field(2, encode_span(span)))
-    return b"".join([_field(1, _resource_spans(*group)) for group in groups.items()])
+        resource, scope = span.resource, span.instrumentation_scope
+        group = groups.get(id(resource))
+        if group is None:
+            group = groups[id(resource)] = (resource, {})
+        of_scope = group[1].get(id(scope))
+        if of_scope is None:
+            of_scope = group[1][id(scope)] = (scope, [])
+        of_scope[1].append(_field(2, encode_span(span)))
+    return b"".join([_field(1, _resource_spans(*group)) for group in groups.values()])
 
 
-def _resource_spans(resource: Resource, scopes: Mapping[Any, list[bytes]]) -> bytes:
+def _resource_spans(
+    resource: Resource, scopes: Mapping[int, tuple[Any, Sequence[bytes]]]
+) -> bytes:
     """ResourceSpans: resource 1, scope_spans 2."""
-    scope_spans = [_field(2, _scope(s) + b"".join(encoded)) for s, encoded in scopes.items()]
+    scope_spans = [_field(2, _scope(s) + b"".join(encoded)) for s, encoded in scopes.values()]
     return _resource(resource) + b"".join(scope_spans)
 
 
