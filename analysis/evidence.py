@@ -28,8 +28,15 @@ def clocks(cone: Cone, halfwidth_ns: pd.Series | None) -> dict[str, pd.Series]:
     return {"clock_halfwidth_ns": width, "aligned": width.notna()}
 
 
-def flags(cone: Cone, row: pd.DataFrame, handshakes: pd.DataFrame, own: pd.DataFrame) -> pd.Series:
+def flags(
+    cone: Cone,
+    row: pd.DataFrame,
+    handshakes: pd.DataFrame,
+    own: pd.DataFrame,
+    partial: bool = False,
+) -> pd.Series:
     """Tuple of the flags that hold for each request, in the order of the design's list."""
+    missing = _missing(cone, row)
     holds = {
         "cold_handshake": cone.listed(handshakes),
         "joined_by_request_id": _several_traces(cone),
@@ -38,7 +45,8 @@ def flags(cone: Cone, row: pd.DataFrame, handshakes: pd.DataFrame, own: pd.DataF
         "second_registration": _second_registration(cone),
         "retried": row["p_retried"] | row["d_retried"],
         ABORTED: row["t1_ns"].isna() & _aborted(cone, own),
-        **_missing(cone, row),
+        "partial_trace": partial & pd.DataFrame(missing).any(axis=1),
+        **missing,
         CLOCKS_NOT_ALIGNED: ~row["aligned"],
     }
     held = pd.DataFrame(holds).astype("bool")
@@ -81,7 +89,7 @@ def _second_registration(cone: Cone) -> pd.Series:
     return cone.listed(again)
 
 
-def _aborted(cone: Cone, own: pd.DataFrame) -> pd.Series:
+def _aborted(cone: Cone, own: pd.DataFrame, partial: bool = False) -> pd.Series:
     lease = own["lease_outcome"] == semconv.LEASE_ABORTED
     return cone.listed(own[(own["error_type"] == semconv.ERROR_ABORTED) | lease])
 

@@ -38,11 +38,14 @@ class Handoffs:
     spans: pd.DataFrame
 
 
-def join(table: SpansTable, halfwidth_ns: pd.Series | None = None) -> Handoffs:
+def join(
+    table: SpansTable, halfwidth_ns: pd.Series | None = None, partial: bool = False
+) -> Handoffs:
     """One row per base request id that our own spans name.
 
     `halfwidth_ns`: by request id, how wrong the alignment of the times in `table` can be; a
     request on several clocks without one gets no half-width, and no split over hosts.
+    `partial`: the source said that its answer was cut, so a missing side says nothing.
     """
     own = own_spans(table.spans)
     tries = attempts(own)
@@ -59,7 +62,7 @@ def join(table: SpansTable, halfwidth_ns: pd.Series | None = None) -> Handoffs:
     handshakes = transfers.handshakes(cone, row)
     row = row.assign(**_names(cone, row), **clocks(cone, halfwidth_ns))
     row = row.assign(**_on_one_clock(row))
-    row["flags"] = flags(cone, row, handshakes, own)
+    row["flags"] = flags(cone, row, handshakes, own, partial)
     return Handoffs(row, found, handshakes, tries, own)
 
 

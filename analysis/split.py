@@ -19,8 +19,7 @@ class Split:
     """`requests`: the handoffs' rows, sorted by arrival. The others have one int64 column per
     phase (or class) in ns and one row per request that could be split, in the same order.
 
-    `exposed` sums to TTFT along a row, and so does `classes`. `segments`: request_id, phase,
-    lane, start_ns, end_ns, owned: what was active when, cut where an owner changes.
+    `exposed` sums to TTFT along a row, and so does `classes`.
     """
 
     requests: pd.DataFrame
