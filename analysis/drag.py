@@ -36,24 +36,26 @@ class Chain:
     known: Bools
     edges: list[tuple[Ints, Mapping[str, Ints]]] = field(default_factory=list)
 
-    def to(self, instant: Ints, phase: str = "", **parts: Ints) -> Ints:
-        """Add the edge to `instant` (UNKNOWN where not known); returns where it now ends.
+    def to(
+        self, instant: Ints, phase: str = "", handshake: Ints | None = None, only_some: bool = False
+    ) -> None:
+        """Add the edge to `instant` (UNKNOWN where not known).
 
-        The edge belongs to `phase`, less the `parts` of other phases inside it (ns).
+        The edge belongs to `phase`, less the `handshake` time inside it (ns). `only_some`: an
+        instant that most requests do not have; without it the chain goes on as if unasked.
         """
         known = instant != UNKNOWN
         end: Ints = np.maximum(self.at, np.where(known, instant, self.at))
         length = end - self.at
         named = np.where(known & self.known, length, 0)
         labels: dict[str, Ints] = {}
-        for name, part in parts.items():
-            labels[name] = np.minimum(part, named)
-            named = named - labels[name]
+        if handshake is not None:
+            labels[phases.HANDSHAKE] = np.minimum(handshake, named)
+            named = named - labels[phases.HANDSHAKE]
         if phase:
             labels[phase] = named
         self.edges.append((length, labels))
-        self.at, self.known = end, known
-        return end
+        self.at, self.known = end, (known | self.known) if only_some else known
 
     def run(self, start: Ints, without: str) -> Ints:
         """Where the chain ends if it begins at `start` and `without` takes no time."""
@@ -132,9 +134,10 @@ class _Graph:
         leaves = self._at("hop_from_ns")
         # With P in the cone, its way in is drawn on P's leg; D's leg shares it until dispatch.
         shared = np.where(together, np.minimum(leaves, way_in), UNKNOWN)
-        chain.to(np.where(counts, shared, way_in), phases.INGRESS)
-        chain.to(leaves)
-        chain.to(self._at("hop_to_ns"), phases.HOP)
+        chain.to(np.where(counts, shared, way_in), phases.INGRESS, only_some=True)
+        chain.to(leaves, only_some=True)
+        hops = np.where(leaves != UNKNOWN, self._at("hop_to_ns"), UNKNOWN)
+        chain.to(hops, phases.HOP, only_some=True)
         chain.to(self._at("d_has_ns"), phases.RETRY)
         chain.to(self._at("attempted_ns"), phases.ADMISSION)
         chain.to(self._at("allocated_ns"), phases.DECODE_CAPACITY)
@@ -151,7 +154,7 @@ class _Graph:
         self._registration = reg
         shaken = Chain(reg.at, reg.known)
         shake_start, shake_end = self._bounds(SIDE_PREFILL, push, begin)
-        shaken.to(shake_start)
+        shaken.to(shake_start, only_some=True)
         shaken.to(shake_end, phases.HANDSHAKE)
         self._shaken = shaken
         blocks = np.where(push, self._handing.at[self._place], UNKNOWN)
@@ -173,12 +176,13 @@ class _Graph:
         chain = Chain(self._arrived, np.ones(len(self.start), dtype=np.bool_))
         chain.to(self._at("landed_ns"))
         chain.to(self._at("told_ns"), phases.LANDED_TO_SEEN)
-        chain.to(self._at("d_queued_ns"))
-        chain.to(self._at("next_pass_ns"), phases.REQUEUE)
-        chain.to(self._at("d_scheduled_ns"), phases.DECODE_QUEUE)
-        chain.to(self._at("d_prefill_start_ns"), phases.PREFILL_QUEUE)
-        chain.to(self._at("d_prefill_end_ns"), phases.PREFILL)
-        chain.to(self._at("decoding_from_ns"))
+        handed_over = ~self._row["local"].to_numpy(np.bool_)
+        chain.to(self._at("next_pass_ns", handed_over), phases.REQUEUE)
+        chain.to(self._at("d_scheduled_ns", handed_over), phases.DECODE_QUEUE)
+        chain.to(self._at("d_queued_ns"), only_some=True)
+        chain.to(self._at("d_prefill_start_ns"), phases.PREFILL_QUEUE, only_some=True)
+        chain.to(self._at("d_prefill_end_ns"), phases.PREFILL, only_some=True)
+        chain.to(self._at("decoding_from_ns"), only_some=True)
         chain.to(self._at("d_token_ns"), phases.FIRST_DECODE)
         chain.to(self._end, phases.EGRESS)
         self._token = chain

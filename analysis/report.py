@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 import orjson
+import pandas as pd
 
 from pdtrace.analysis import phases
 from pdtrace.analysis.rows import request_rows
@@ -86,7 +87,8 @@ def quantile_table(summary: Summary) -> Table:
     rows = []
     for row in summary.quantiles.to_dict("records"):
         found = [row[f"p{percent}_ns"] for percent in PERCENTS]
-        cells = [TOO_FEW if v is pd.NA else milliseconds(v, row["at_least"]) for v in found]
+        none = TOO_FEW if row["count"] else NOT_KNOWN
+        cells = [none if pd.isna(ns) else milliseconds(ns, row["at_least"]) for ns in found]
         rows.append((row["mode"], LABELS[row["measure"]], str(row["count"]), *cells))
     header = ("mode", "what", "count", *(f"p{percent}" for percent in PERCENTS))
     return Table("Time to first token by mode, ms (quantiles do not add up)", header, rows)

@@ -93,8 +93,8 @@ def _cards(summary: Summary) -> Iterable[str]:
         shares = {name: int(sums[list(members)].sum()) for name, members in phases.MEMBERS.items()}
         total = max(sum(shares.values()), 1)
         median = found.loc[(mode, TTFT), "p50_ns"]
-        what = "mean" if median is pd.NA else "median"
-        value = total / count if median is pd.NA else int(median)
+        what = "mean" if pd.isna(median) else "median"
+        value = total / count if pd.isna(median) else int(median)
         at_least = "≥ " if found.loc[(mode, TTFT), "at_least"] else ""
         text = ", ".join(
             f"{name} {100 * part / total:.1f} %" for name, part in shares.items() if part

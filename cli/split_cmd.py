@@ -90,7 +90,7 @@ def _print_tables(done: Split) -> None:
 def _rich(table: report.Table) -> RichTable:
     drawn = RichTable(title=escape(table.title), title_justify="left", title_style="bold")
     for place, name in enumerate(table.header):
-        numeric = all(_is_number(row[place]) for row in table.rows)
+        numeric = place > 0 and all(_is_number(row[place]) for row in table.rows)
         drawn.add_column(escape(name), justify="right" if numeric else "left")
     for row in table.rows:
         drawn.add_row(*(escape(cell) for cell in row))
