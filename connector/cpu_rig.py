@@ -5,6 +5,7 @@ NIXL waits and where vLLM's threads run. It is applied in an engine process that
 ourselves, before that process builds anything.
 """
 
+import gc
 import os
 from typing import Any, Final
 
@@ -47,6 +48,8 @@ def apply() -> None:
     calm_progress_thread()
     keep_affinity()
     fork_workers()
+    inspect_model_here()
+    keep_heap_frozen()
 
 
 def calm_progress_thread() -> None:
@@ -85,3 +88,34 @@ def fork_workers() -> None:
 
     fork = multiprocessing.get_context("fork")
     system_utils.multiprocessing = SimpleNamespace(get_context=lambda method: fork)
+    os.register_at_fork(after_in_child=_end_like_a_spawned_process)
+
+
+def _end_like_a_spawned_process() -> None:
+    """Run exit handlers also in a forked worker, but not those of the process it came from.
+
+    Where they are spawned, as outside of this rig, telemetry can rely on them.
+    """
+    import atexit
+    import multiprocessing.util as util
+
+    atexit._clear()
+    # Registered now it would be forgotten: a starting process drops what it inherited.
+    util.register_after_fork(
+        atexit, lambda module: util.Finalize(None, module._run_exitfuncs, exitpriority=-1)
+    )
+
+
+def inspect_model_here() -> None:
+    """Look at the model class in this process; vLLM starts an interpreter, 15 s when cold."""
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda inspect: inspect()
+
+
+def keep_heap_frozen() -> None:
+    """Never walk the objects that the engine server froze: that copies all of its pages.
+
+    vLLM unfreezes before its collections at shutdown, which then take three seconds.
+    """
+    gc.unfreeze = lambda: None

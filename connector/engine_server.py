@@ -10,6 +10,7 @@ line, over a socket whose other end closes when the launcher dies however it die
 """
 
 import ctypes
+import gc
 import json
 import os
 import selectors
@@ -219,6 +220,10 @@ def preload() -> None:
     import vllm.v1.engine.core  # noqa: F401
     import vllm.v1.worker.cpu_worker  # noqa: F401
 
+    # Engines share these objects with the server: a collector that walks them in each engine copies
+    # every page and takes seconds.
+    gc.collect()
+    gc.freeze()
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
         print(f"engine server has {len(threads)} threads: forks may hang", flush=True)
