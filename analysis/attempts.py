@@ -92,7 +92,10 @@ def attempts(own: pd.DataFrame) -> pd.DataFrame:
     p_side = engine["side"] == SIDE_PREFILL
     works = engine["name"].isin((semconv.SPAN_FIRST_DECODE, semconv.SPAN_PREFILL))
     fatal = engine["name"].isin(_FATAL_ON_P).where(p_side, engine["name"].isin(_FATAL_ON_D))
+    # A match begins with the peer's registration, which may come before P has the request.
+    since = engine["start_ns"].where(engine["name"] != semconv.SPAN_MATCH, engine["end_ns"])
     marked = engine.assign(
+        had_ns=since,
         works=works & (p_side | engine["local"] | (engine["name"] == semconv.SPAN_FIRST_DECODE)),
         failed=fatal & engine["error"],
     )
@@ -101,7 +104,7 @@ def attempts(own: pd.DataFrame) -> pd.DataFrame:
         .agg(
             side=("side", "first"),
             local=("local", "first"),
-            start_ns=("start_ns", "min"),
+            start_ns=("had_ns", "min"),
             works=("works", "any"),
             failed=("failed", "any"),
         )
