@@ -44,7 +44,7 @@ def split_command(
     if as_json:
         _print_json(done)
     else:
-        _print_tables(done)
+        print_tables(done, Console())
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     if partial:
@@ -76,8 +76,8 @@ def _print_json(done: Split) -> None:
         raise typer.Exit(1) from None
 
 
-def _print_tables(done: Split) -> None:
-    console = Console()
+def print_tables(done: Split, console: Console) -> None:
+    """Counts, quantiles, means and flags of a split on the terminal."""
     summary = summarise(done)
     for sentence in report.count_sentences(summary):
         console.print(escape(sentence))
