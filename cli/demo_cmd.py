@@ -169,13 +169,14 @@ def _faults(run: DemoRun, table: SpansTable, done: Split) -> list[str]:
 
 def _agreement(run: DemoRun, done: Split) -> str:
     """The client's stopwatch against the trace: the way to the router and back lies between."""
-    ttft: dict[str, int] = done.requests["ttft_ns"].to_dict()
-    unknown: dict[str, int] = done.classes["unattributed"].to_dict()
+    ids = [str(request_id) for request_id in done.splittable]
+    ttft = dict(zip(ids, done.requests.loc[ids, "ttft_ns"].astype("int64"), strict=True))
+    unknown = dict(zip(ids, done.classes["unattributed"], strict=True))
     seen = {r.request_id: r.ttft_ns for r in run.results if r.request_id in unknown}
-    beyond = [own - int(ttft[i]) for i, own in seen.items() if own is not None]
+    beyond = [own - ttft[i] for i, own in seen.items() if own is not None]
     if not beyond:
         return f"{run.mode}: no request could be split"
-    shares = [unknown[i] / int(ttft[i]) for i in seen]
+    shares = [unknown[i] / ttft[i] for i in seen]
     return (
         f"{run.mode}: {len(beyond)} of {len(run.results)} requests split; client's TTFT minus the "
         f"trace's, median {median(beyond) / 1e6:+.2f} ms (edge); unattributed median "
