@@ -29,7 +29,6 @@ ENGINE_FLAGS: Final = (
     "--enforce-eager",
     "--max-model-len=4096",
     "--max-num-seqs=16",
-    "--dtype=bfloat16",
 )
 
 
