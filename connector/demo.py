@@ -77,7 +77,10 @@ def _run_mode(
     progress(f"{mode}: starting prefill, decode, router, collector", 0, 1)
     with cluster:
         requests = demo_requests(mode, cluster.model, settings.requests)
-        results = _serve(cluster, requests, settings.concurrency, mode, progress)
+        # The first request alone: it teaches the router P's identity and pays for the handshakes.
+        results = _serve(cluster, requests[:1], 1, f"{mode}: first request", progress)
+        rest = requests[1:]
+        results += _serve(cluster, rest, settings.concurrency, f"{mode}: requests", progress)
         progress(f"{mode}: stopping, spans are flushed", 0, 1)
     return DemoRun(mode, cluster.store, results)
 
@@ -101,11 +104,11 @@ def _serve(
     cluster: Cluster,
     requests: Sequence[WorkloadRequest],
     concurrency: int,
-    mode: str,
+    what: str,
     progress: Progress,
 ) -> list[WorkloadResult]:
     """All requests through the router; an engine that dies ends it with its log's name."""
-    what, done = f"{mode}: requests", 0
+    done = 0
     progress(what, 0, len(requests))
 
     def on_done(_: WorkloadResult) -> None:
