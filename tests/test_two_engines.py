@@ -187,10 +187,13 @@ def test_the_split_is_exact_and_complete(run: Run) -> None:
 
 
 def test_push_overlaps_and_pull_does_not(runs: Runs) -> None:
-    """Concurrent dispatch hides coordination behind prefill; a sequential request hides none."""
+    """Concurrent dispatch can hide a registration behind prefill; a sequential request hides none.
+
+    Can: a short prompt may be computed before D's registration is there.
+    """
     push = [s for s in runs.get(PUSH).splits.values() if s["dispatch"] == "concurrent"]
     assert len(push) == REQUESTS - 1
-    assert all(line["hidden"].get("registration", 0) > 0 for line in push)
+    assert any(line["hidden"].get("registration", 0) > 0 for line in push)
     for line in runs.get(PULL).splits.values():
         assert line["dispatch"] == "sequential"
         before_landing = {"hop", "admission", "registration", "match", "handshake", "submit"}
