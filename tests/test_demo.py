@@ -57,6 +57,14 @@ def family(process: "subprocess.Popen[str]") -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+def command_line(process: psutil.Process) -> str:
+    """Its command line; empty for one that is ending."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.ZombieProcess, psutil.NoSuchProcess):
+        return ""
+
+
 def assert_gone(processes: list[psutil.Process]) -> None:
     """None of them lives, within a bounded time."""
     _, alive = psutil.wait_procs(processes, timeout=20)
@@ -111,7 +119,7 @@ def test_a_dead_engine_ends_the_demo_with_its_log(
     deadline = time.monotonic() + 30
     cores: list[psutil.Process] = []
     while not cores and time.monotonic() < deadline:
-        cores = [p for p in family(demo) if "EngineCore" in " ".join(p.cmdline())]
+        cores = [p for p in family(demo) if "EngineCore" in command_line(p)]
     started = family(demo)
     cores[0].kill()
     _, err = demo.communicate(timeout=120)
