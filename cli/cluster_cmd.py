@@ -37,7 +37,7 @@ def up(
     store: Annotated[Path | None, typer.Option(help="Where the collector keeps spans.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where logs go.")] = None,
 ) -> None:
-    """Start a cluster and keep it until Ctrl-C or SIGTERM. Arguments after -- go to every engine."""
+    """Start a cluster, keep it until Ctrl-C or SIGTERM. What follows -- goes to every engine."""
     if mode not in ("push", "pull", "none"):
         raise typer.BadParameter(f"{mode!r} is not push, pull or none", param_hint="--mode")
     if layout not in ("uni", "mp"):

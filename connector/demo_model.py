@@ -58,9 +58,9 @@ MODELS: Final = {
 }
 """`small` is for correctness; `large-kv` has 128 KiB a token, so that transfers can be seen.
 
-Both want `DTYPE`: many CPUs have no bfloat16 arithmetic and are ten times slower with it, and greedy
-answers of two engines agree only as far as their rounding does. vLLM has to be told: by itself it
-turns float32 models into half precision.
+Both want `DTYPE`: many CPUs have no bfloat16 arithmetic and are ten times slower with it, and
+greedy answers of two engines agree only as far as their rounding does. vLLM has to be told: by
+itself it turns float32 models into half precision.
 """
 
 
