@@ -1,0 +1,43 @@
+# Two commands: `make demo` and `make test`. Both prepare .venv first.
+PYTHON ?= python3.11
+# Passed to pip, e.g. PIP_ARGS='--extra-index-url URL' where torch's CPU build has an index of its own.
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+BIN := .venv/bin
+FOLDERS := tracing connector analysis dashboards cli
+
+.PHONY: demo test venv lint bench clean
+.DEFAULT_GOAL := demo
+
+demo: venv
+	$(BIN)/pdtrace demo
+
+test: venv lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/python -m mypy tests benchmarks
+
+bench: venv
+	$(BIN)/python benchmarks/hot_path.py
+
+venv: .venv/installed .venv/editable
+
+# The pinned set is complete, so nothing is resolved; see requirements/lock.txt.
+.venv/installed: requirements/lock.txt requirements/check.py
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(PIP_ARGS) -r requirements/lock.txt
+	$(BIN)/python requirements/check.py
+	touch $@
+
+# A strict editable install links file by file: a new module (a changed folder) needs it again.
+.venv/editable: .venv/installed pyproject.toml $(FOLDERS)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		-C editable_mode=strict -e .
+	touch $@
+
+clean:
+	rm -rf .venv build dist runs *.egg-info

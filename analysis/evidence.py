@@ -1,0 +1,108 @@
+"""What is known about a request beside its times: flags, and whether its clocks are one."""
+
+from typing import Final
+
+import pandas as pd
+
+from pdtrace.analysis import transfers
+from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
+from pdtrace.analysis.cone import Cone
+from pdtrace.tracing import semconv
+
+CLOCKS_NOT_ALIGNED: Final = "clocks_not_aligned"
+"""Spans on several clocks without an estimate of their offsets: nothing over hosts is exact."""
+LEASE_EXPIRED: Final = "lease_expired"
+"""The lease ran out before the last rank landed: the answer may rest on reused blocks."""
+ABORTED: Final = "aborted"
+
+
+def clocks(cone: Cone, halfwidth_ns: pd.Series | None) -> dict[str, pd.Series]:
+    """`clock_halfwidth_ns` (0 on one clock, `<NA>` when not known) and `aligned`."""
+    named = cone.spans[cone.spans["clock_id"] != ""]
+    several = named.groupby("request_id")["clock_id"].nunique().reindex(cone.requests) > 1
+    zero = pd.Series(0, index=cone.requests, dtype="Int64")
+    estimate = pd.Series(pd.NA, index=cone.requests, dtype="Int64")
+    if halfwidth_ns is not None:
+        estimate = halfwidth_ns.astype("Int64").reindex(cone.requests)
+    width = zero.where(~several, estimate)
+    return {"clock_halfwidth_ns": width, "aligned": width.notna()}
+
+
+def flags(
+    cone: Cone,
+    row: pd.DataFrame,
+    handshakes: pd.DataFrame,
+    own: pd.DataFrame,
+    partial: bool = False,
+) -> pd.Series:
+    """Tuple of the flags that hold for each request, in the order of the design's list."""
+    missing = _missing(cone, row)
+    holds = {
+        "cold_handshake": cone.listed(handshakes),
+        "joined_by_request_id": _several_traces(cone),
+        LEASE_EXPIRED: _expired_early(cone, row),
+        "load_failed_recompute": _recomputed(cone, row),
+        "second_registration": _second_registration(cone),
+        "retried": row["p_retried"] | row["d_retried"],
+        ABORTED: row["t1_ns"].isna() & _aborted(cone, own),
+        "partial_trace": partial & pd.DataFrame(missing).any(axis=1),
+        **missing,
+        CLOCKS_NOT_ALIGNED: ~row["aligned"],
+    }
+    held = pd.DataFrame(holds).astype("bool")
+    names = list(held.columns)
+    return pd.Series(
+        [
+            tuple(name for name, yes in zip(names, values, strict=True) if yes)
+            for values in held.itertuples(index=False)
+        ],
+        index=row.index,
+        dtype="object",
+    )
+
+
+def _several_traces(cone: Cone) -> pd.Series:
+    traces = cone.spans.groupby("request_id")["trace_id"].nunique()
+    return traces.reindex(cone.requests) > 1
+
+
+def _expired_early(cone: Cone, row: pd.DataFrame) -> pd.Series:
+    """The lease ran out although D went on to make a token of what it got later."""
+    lease = cone.named(semconv.SPAN_LEASE, SIDE_PREFILL)
+    ran_out = cone.reduce(lease[lease["lease_outcome"] == semconv.LEASE_EXPIRED], "end_ns", "min")
+    late = (ran_out < row["landed_ns"]).fillna(False).astype("bool")
+    return late & row["d_token_ns"].notna() & row["loads"]
+
+
+def _recomputed(cone: Cone, row: pd.DataFrame) -> pd.Series:
+    said = cone.spans[cone.spans["error_type"] == semconv.ERROR_LOAD_FAILED_RECOMPUTE]
+    again = cone.has(semconv.SPAN_PREFILL, SIDE_DECODE) & ~row["local"]
+    return cone.listed(said) | again
+
+
+def _second_registration(cone: Cone) -> pd.Series:
+    """One P rank heard more than one registration from the same rank of D."""
+    events = cone.events[cone.events["name"] == semconv.EVENT_REGISTRATION_RECEIVED]
+    keys = [*transfers.RANK, "peer_rank"]
+    times = events.groupby(keys, dropna=False)["time_ns"].nunique()
+    again = times[times > 1].reset_index()
+    return cone.listed(again)
+
+
+def _aborted(cone: Cone, own: pd.DataFrame, partial: bool = False) -> pd.Series:
+    lease = own["lease_outcome"] == semconv.LEASE_ABORTED
+    return cone.listed(own[(own["error_type"] == semconv.ERROR_ABORTED) | lease])
+
+
+def _missing(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
+    """Sides that must have been there and left no span."""
+    moved = cone.has(transfers.SUBMIT) & cone.has(transfers.COMPLETE)
+    push = row["mode"] == semconv.MODE_PUSH
+    initiator = row["p_known"].where(push, row["d_known"])
+    wanted = row["loads"] & row["p_expected"] & row["t1_ns"].notna()
+    return {
+        "missing_router": ~cone.has(semconv.SPAN_REQUEST),
+        "missing_prefill": row["p_counts"] & ~row["p_known"],
+        "missing_decode": ~row["d_known"],
+        "missing_transfer": wanted & initiator & ~moved,
+    }

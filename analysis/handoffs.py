@@ -1,0 +1,296 @@
+"""Join P's, D's and the router's spans to one row per request, also across trace ids.
+
+The row holds the instants between which the phases of the split lie. Spans of tries that lost
+are left out here, so that everything after it sees only ancestors of the first token.
+"""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from pdtrace.analysis import transfers
+from pdtrace.analysis.attempts import (
+    SIDE_DECODE,
+    SIDE_PREFILL,
+    SIDE_ROUTER,
+    attempts,
+    in_chosen,
+    own_spans,
+)
+from pdtrace.analysis.cone import Cone, earlier, first_known
+from pdtrace.analysis.evidence import clocks, flags
+from pdtrace.analysis.table import SpansTable
+from pdtrace.tracing import semconv
+
+
+@dataclass(frozen=True)
+class Handoffs:
+    """`requests`: one row per request id. `ranks`: one row per initiating rank.
+
+    `handshakes`: those a request waits for. `tries`: every try on an engine, with `chosen`.
+    `spans`: our spans, the losing tries' included. All instants are nullable Int64 ns.
+    """
+
+    requests: pd.DataFrame
+    ranks: pd.DataFrame
+    handshakes: pd.DataFrame
+    tries: pd.DataFrame
+    spans: pd.DataFrame
+
+
+def join(
+    table: SpansTable, halfwidth_ns: pd.Series | None = None, partial: bool = False
+) -> Handoffs:
+    """One row per base request id that our own spans name.
+
+    `halfwidth_ns`: by request id, how wrong the alignment of the times in `table` can be; a
+    request on several clocks without one gets no half-width, and no split over hosts.
+    `partial`: the source said that its answer was cut, so a missing side says nothing.
+    """
+    own = own_spans(table.spans)
+    tries = attempts(own)
+    ids = pd.Index(sorted(own["request_id"].unique()), name="request_id", dtype="str")
+    cone = Cone(own[in_chosen(own, tries)], table.events, ids)
+    found = transfers.ranks(cone)
+    row = pd.DataFrame(index=ids)
+    row = row.assign(**_router(cone), **_prefill(cone), **_decode(cone))
+    row = row.assign(**_starts(cone, tries), **_handoff(cone, found, row))
+    row["mode"] = _mode(cone)
+    row["concurrent"] = _concurrent(cone, row)
+    row = row.assign(**_membership(cone, row), **_tokens(cone))
+    row = row.assign(**_window(row)).assign(**_ways(row))
+    handshakes = transfers.handshakes(cone, row)
+    row = row.assign(**_names(cone, row), **clocks(cone, halfwidth_ns))
+    row = row.assign(**_on_one_clock(row))
+    row["flags"] = flags(cone, row, handshakes, own, partial)
+    return Handoffs(row, found, handshakes, tries, own)
+
+
+def _router(cone: Cone) -> dict[str, pd.Series]:
+    legs = cone.named(semconv.SPAN_LEG)
+    first = legs[legs["leg"] == SIDE_PREFILL]
+    second = legs[legs["leg"] == SIDE_DECODE]
+    return {
+        "router_start_ns": cone.start(semconv.SPAN_REQUEST),
+        "router_token_ns": cone.event(semconv.EVENT_FIRST_TOKEN, "min", semconv.SPAN_REQUEST),
+        "prefill_leg_end_ns": cone.reduce(first, "end_ns", "max"),
+        "dispatch_ns": cone.reduce(second, "start_ns", "min"),
+    }
+
+
+def _prefill(cone: Cone) -> dict[str, pd.Series]:
+    side = SIDE_PREFILL
+    queue, prefill = semconv.SPAN_PREFILL_QUEUE, semconv.SPAN_PREFILL
+    return {
+        "p_has_ns": cone.start(queue, side),
+        "p_scheduled_ns": first_known(cone.start(prefill, side), cone.end(queue, side)),
+        "p_end_ns": first_known(
+            cone.end(prefill, side),
+            cone.start(semconv.SPAN_PREFILL_END, side),
+            cone.start(semconv.SPAN_LEASE, side),
+        ),
+        "p_known": cone.listed(cone.spans[cone.spans["side"] == side]),
+    }
+
+
+def _decode(cone: Cone) -> dict[str, pd.Series]:
+    side = SIDE_DECODE
+    kv_wait, start = semconv.SPAN_KV_WAIT, semconv.SPAN_DECODE_START
+    first, prefill = (
+        cone.named(semconv.SPAN_FIRST_DECODE, side),
+        cone.named(semconv.SPAN_PREFILL, side),
+    )
+    made = cone.reduce(first[~first["error"]], "end_ns", "max")
+    computed = cone.reduce(prefill[~prefill["error"]], "end_ns", "max")
+    local = cone.listed(cone.spans[cone.spans["local"]])
+    admission = semconv.SPAN_DECODE_ADMISSION
+    return {
+        "d_has_ns": first_known(
+            cone.start(admission, side), cone.start(semconv.SPAN_PREFILL_QUEUE, side)
+        ),
+        "attempted_ns": cone.event(semconv.EVENT_FIRST_ATTEMPT, "min", admission),
+        "allocated_ns": first_known(
+            cone.start(kv_wait, side),
+            cone.end(admission, side),
+            cone.start(semconv.SPAN_REGISTRATION, side),
+        ),
+        "told_ns": first_known(cone.end(kv_wait, side), cone.start(start, side)),
+        "refused_ns": cone.event(semconv.EVENT_REFUSED, "min", start),
+        "d_scheduled_ns": first_known(
+            earlier(
+                cone.start(semconv.SPAN_FIRST_DECODE, side), cone.start(semconv.SPAN_PREFILL, side)
+            ),
+            cone.end(start, side),
+        ),
+        "d_queued_ns": cone.start(semconv.SPAN_PREFILL_QUEUE, side),
+        "d_prefill_start_ns": cone.start(semconv.SPAN_PREFILL, side),
+        "d_prefill_end_ns": cone.end(semconv.SPAN_PREFILL, side),
+        "d_token_ns": first_known(
+            made, computed.where(local), cone.start(semconv.SPAN_DECODE, side)
+        ),
+        "d_known": cone.listed(cone.spans[cone.spans["side"] == side]),
+        "local": local,
+    }
+
+
+def _starts(cone: Cone, tries: pd.DataFrame) -> dict[str, pd.Series]:
+    """Start of the first try on each side: its arrival, or its leg if it never arrived."""
+    chosen = tries[tries["chosen"]].set_index(["request_id", "side"])["start_ns"]
+    until = chosen.reindex(pd.MultiIndex.from_frame(tries[["request_id", "side"]]))
+    earlier_tries = tries[tries["start_ns"].to_numpy() <= until.to_numpy()]
+    legs = _numbered_legs(cone)
+    found = {}
+    for side, name in ((SIDE_PREFILL, "p_first_ns"), (SIDE_DECODE, "d_first_ns")):
+        mine = legs[legs["leg"] == side]
+        arrival = cone.reduce(earlier_tries[earlier_tries["side"] == side], "start_ns", "min")
+        leg = [cone.reduce(mine[mine["place"] == place], "start_ns", "min") for place in (0, 1)]
+        lost_on_the_way = (arrival >= leg[1]).fillna(False).astype("bool")
+        found[name] = arrival.where(~lost_on_the_way, leg[0])
+        again = (found[name] < _counted_start(cone, chosen, side)).fillna(False).astype("bool")
+        found[name.replace("first_ns", "retried")] = again | cone.listed(mine[mine["place"] > 0])
+    return found
+
+
+def _numbered_legs(cone: Cone) -> pd.DataFrame:
+    """The router's legs by side in order of time: request_id, leg, start_ns, place (0 = first)."""
+    keys = ["request_id", "leg", "attempt"]
+    starts = cone.named(semconv.SPAN_LEG).groupby(keys, dropna=False)["start_ns"].min()
+    legs = starts.to_frame().reset_index().sort_values(["request_id", "leg", "start_ns"])
+    legs["place"] = legs.groupby(["request_id", "leg"]).cumcount()
+    return legs
+
+
+def _counted_start(cone: Cone, chosen: pd.Series, side: str) -> pd.Series:
+    """When the engine of the try that counts had the request (nullable ns)."""
+    mine = chosen[chosen.index.get_level_values("side") == side]
+    return mine.droplevel("side").astype("Int64").reindex(cone.requests)
+
+
+def _handoff(cone: Cone, found: pd.DataFrame, row: pd.DataFrame) -> dict[str, pd.Series]:
+    handed = cone.end(semconv.SPAN_PREFILL_END, SIDE_PREFILL)
+    return {
+        "blocks_ns": first_known(handed, transfers.by_request(cone, found, "blocks_ns")),
+        "received_ns": transfers.sent_or_received(cone, found),
+        "begin_ns": cone.start(transfers.SUBMIT),
+        "posted_ns": transfers.by_request(cone, found, "posted_ns"),
+        "landed_ns": transfers.landed(cone, found, row["told_ns"]),
+    }
+
+
+def _mode(cone: Cone) -> pd.Series:
+    """What D says, else P, else the router; "" where nobody says."""
+    words = [
+        cone.text("mode", cone.spans[cone.spans["side"] == side])
+        for side in (SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER)
+    ]
+    mode = words[0]
+    for other in words[1:]:
+        mode = mode.where(mode != "", other)
+    return mode
+
+
+def _concurrent(cone: Cone, row: pd.DataFrame) -> pd.Series:
+    """Both legs sent together: the router says so, else D had it before prefill ended."""
+    said = cone.text("dispatch", cone.named(semconv.SPAN_REQUEST))
+    early = (row["d_has_ns"] < row["p_end_ns"]).fillna(False).astype("bool")
+    inferred = (row["mode"] == semconv.MODE_PUSH) & early
+    return (said == semconv.DISPATCH_CONCURRENT) | ((said == "") & inferred)
+
+
+def _membership(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
+    """Whether P's leg is expected, and whether it is an ancestor of the first token.
+
+    D needs nothing from P after a complete prefix hit. Its dispatch still waited for P, unless
+    both legs were sent together.
+    """
+    waits = cone.named(semconv.SPAN_KV_WAIT, SIDE_DECODE)
+    loads = cone.listed(waits[waits["external_tokens"].fillna(1) > 0])
+    moved = cone.has((*transfers.SUBMIT, *transfers.COMPLETE, semconv.SPAN_REGISTRATION))
+    decided = row["d_token_ns"].notna() & cone.has(semconv.SPAN_DECODE_ADMISSION, SIDE_DECODE)
+    complete_hit = (decided & ~loads & ~moved) | row["local"]
+    expected = row["p_known"] | row["mode"].isin((semconv.MODE_PUSH, semconv.MODE_PULL))
+    return {
+        "loads": loads,
+        "p_expected": expected,
+        "p_counts": expected & ~(complete_hit & row["concurrent"]),
+    }
+
+
+def _tokens(cone: Cone) -> dict[str, pd.Series]:
+    """Output tokens, and the mean ns per output token after the first, rounded down."""
+    decode = cone.named(semconv.SPAN_DECODE)
+    tokens = cone.reduce(decode.dropna(subset=["output_tokens"]), "output_tokens", "max")
+    length = cone.end(semconv.SPAN_DECODE) - cone.start(semconv.SPAN_DECODE)
+    steps = (tokens - 1).where(tokens > 1)
+    return {"output_tokens": tokens, "tpot_ns": length // steps}
+
+
+def _window(row: pd.DataFrame) -> dict[str, pd.Series]:
+    """t0 and t1 at the outermost observer; a lower bound where that is not the router."""
+    arrivals = earlier(row["p_first_ns"], row["d_first_ns"])
+    outside = row["router_start_ns"].notna() & row["router_token_ns"].notna()
+    start = first_known(row["router_start_ns"], arrivals)
+    token = first_known(row["router_token_ns"], row["d_token_ns"])
+    return {
+        "t0_ns": start,
+        "t1_ns": token,
+        "ttft_ns": (token - start).where(token >= start),
+        "lower_bound": ~outside,
+    }
+
+
+def _ways(row: pd.DataFrame) -> dict[str, pd.Series]:
+    """The way in, and the second leg's way to D's engine."""
+    push = row["mode"] == semconv.MODE_PUSH
+    together = row["concurrent"] & (row["mode"] != semconv.MODE_PULL)
+    after_p = first_known(row["blocks_ns"].where(push), row["p_end_ns"], row["prefill_leg_end_ns"])
+    hop_from = row["dispatch_ns"].where(together, after_p).where(row["p_counts"])
+    first_in_time = (row["d_first_ns"] >= hop_from).fillna(False).astype("bool")
+    unseen_p = row["p_counts"] & ~row["concurrent"]
+    into_d = row["d_first_ns"].mask(unseen_p)
+    return {
+        "hop_from_ns": hop_from,
+        "hop_to_ns": row["d_first_ns"].where(first_in_time, row["d_has_ns"]),
+        "ingress_to_ns": first_known(row["p_first_ns"].where(row["p_counts"]), into_d),
+    }
+
+
+def _names(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
+    spans = cone.spans
+    decode = cone.text("engine_id", spans[spans["side"] == SIDE_DECODE])
+    prefill = cone.text("engine_id", spans[spans["side"] == SIDE_PREFILL])
+    alone = row["local"] & ~row["p_known"]
+    said = cone.text("dispatch", cone.named(semconv.SPAN_REQUEST))
+    proven = said.where((said != "") | ~row["concurrent"], semconv.DISPATCH_CONCURRENT)
+    handover = (row["d_token_ns"] - row["p_end_ns"]).where(row["p_counts"])
+    return {
+        "trace_id": _trace_id(cone),
+        "dispatch": proven,
+        "prefill_engine": prefill.where(~alone, decode),
+        "decode_engine": decode,
+        "handover_ns": handover,
+        "prefill_gap_ns": _gap(cone),
+    }
+
+
+def _on_one_clock(row: pd.DataFrame) -> dict[str, pd.Series]:
+    """Numbers between hosts are withheld where their clocks were not aligned.
+
+    A TTFT whose two instants are the router's own stays: it lies on one clock.
+    """
+    return {
+        "ttft_ns": row["ttft_ns"].where(row["aligned"] | ~row["lower_bound"]),
+        "handover_ns": row["handover_ns"].where(row["aligned"]),
+    }
+
+
+def _gap(cone: Cone) -> pd.Series:
+    """The part of prefill in which the request was in no batch (ns)."""
+    prefill = cone.named(semconv.SPAN_PREFILL).dropna(subset=["prefill_gap_ns"])
+    return cone.reduce(prefill, "prefill_gap_ns", "max")
+
+
+def _trace_id(cone: Cone) -> pd.Series:
+    """That of the router's span, else that of the earliest span."""
+    root = cone.text("trace_id", cone.named(semconv.SPAN_REQUEST))
+    return root.where(root != "", cone.text("trace_id", cone.spans))

@@ -1,0 +1,145 @@
+"""The intervals of every phase, drawn from the instants of the handoffs; they may overlap."""
+
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from pdtrace.analysis import phases
+from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER
+from pdtrace.analysis.cone import first_known, later
+from pdtrace.analysis.handoffs import Handoffs
+from pdtrace.analysis.sweep import Bools
+from pdtrace.tracing import semconv
+
+# One layer per phase in priority order, then the handshakes by side: a handshake inside a
+# submit or a registration is cut out of it, which only the sweep can do.
+HANDSHAKE_P: Final = len(phases.NAMES)
+HANDSHAKE_D: Final = HANDSHAKE_P + 1
+LAYERS: Final = HANDSHAKE_D + 1
+
+
+class _Edge(NamedTuple):
+    """A phase that lies between two instants of the handoffs frame, and the lane it is drawn in."""
+
+    phase: str
+    start: str
+    end: str
+    lane: str
+
+
+_EDGES: Final = (
+    _Edge(phases.INGRESS, "t0_ns", "ingress_to_ns", SIDE_ROUTER),
+    _Edge(phases.RETRY, "p_first_ns", "p_has_counted_ns", SIDE_ROUTER),
+    _Edge(phases.RETRY, "d_first_ns", "d_has_ns", SIDE_ROUTER),
+    _Edge(phases.PREFILL_QUEUE, "p_has_counted_ns", "p_scheduled_ns", SIDE_PREFILL),
+    _Edge(phases.PREFILL_QUEUE, "d_queued_ns", "d_prefill_start_ns", SIDE_DECODE),
+    _Edge(phases.PREFILL, "p_scheduled_counted_ns", "p_end_ns", SIDE_PREFILL),
+    _Edge(phases.PREFILL, "d_prefill_start_ns", "d_prefill_end_ns", SIDE_DECODE),
+    _Edge(phases.MATCH, "handing_from_ns", "blocks_ns", SIDE_PREFILL),
+    _Edge(phases.HOP, "hop_from_ns", "hop_to_ns", SIDE_ROUTER),
+    _Edge(phases.ADMISSION, "d_has_ns", "attempted_ns", SIDE_DECODE),
+    _Edge(phases.DECODE_CAPACITY, "attempted_ns", "allocated_ns", SIDE_DECODE),
+    _Edge(phases.REGISTRATION, "registering_from_ns", "registered_ns", SIDE_DECODE),
+    _Edge(phases.LANDED_TO_SEEN, "landed_ns", "told_ns", SIDE_DECODE),
+    _Edge(phases.REQUEUE, "told_ns", "next_pass_ns", SIDE_DECODE),
+    _Edge(phases.DECODE_QUEUE, "refused_ns", "d_scheduled_ns", SIDE_DECODE),
+    _Edge(phases.FIRST_DECODE, "decoding_from_ns", "d_token_ns", SIDE_DECODE),
+    _Edge(phases.EGRESS, "d_token_ns", "t1_ns", SIDE_ROUTER),
+)
+
+
+def instants(handoffs: Handoffs) -> pd.DataFrame:
+    """The handoffs' rows with the few derived instants that phases begin or end at (ns)."""
+    row, known = handoffs.requests, handoffs.ranks
+    counts = row["p_counts"]
+    push = row["mode"] == semconv.MODE_PUSH
+    begun = known.dropna(subset=["begin_ns"]).groupby("request_id")["begin_ns"].max()
+    at_worker = begun.astype("Int64").reindex(row.index)
+    return row.assign(
+        p_has_counted_ns=row["p_has_ns"].where(counts),
+        p_scheduled_counted_ns=row["p_scheduled_ns"].where(counts),
+        handing_from_ns=row["p_end_ns"].where(counts & push),
+        registering_from_ns=row["allocated_ns"].where(row["loads"]),
+        registered_ns=row["received_ns"].where(push, at_worker),
+        next_pass_ns=first_known(row["refused_ns"], row["d_scheduled_ns"]),
+        decoding_from_ns=later(row["d_scheduled_ns"], row["d_prefill_end_ns"]).where(
+            row["d_scheduled_ns"].notna() & ~row["local"]
+        ),
+    )
+
+
+def draw(handoffs: Handoffs) -> pd.DataFrame:
+    """All intervals: request_id, layer, lane, start_ns, end_ns (int64), end after start."""
+    row = instants(handoffs)
+    parts = [
+        _piece(row.index, row[edge.start], row[edge.end], phases.PRIORITY[edge.phase], edge.lane)
+        for edge in _EDGES
+    ]
+    parts += [*_rank_pieces(handoffs, row), *_handshake_pieces(handoffs)]
+    drawn = pd.concat(parts, ignore_index=True)
+    return drawn[drawn["end_ns"] > drawn["start_ns"]].reset_index(drop=True)
+
+
+def _rank_pieces(handoffs: Handoffs, row: pd.DataFrame) -> list[pd.DataFrame]:
+    """Match, submit and transfer of each rank; a transfer ends at most when all has landed."""
+    ranks = handoffs.ranks
+    ids = pd.Index(ranks["request_id"])
+    initiator = row["mode"].map({semconv.MODE_PUSH: SIDE_PREFILL}).fillna(SIDE_DECODE)
+    lane = initiator.reindex(ids).to_numpy()
+    landed = row["landed_ns"].reindex(ids).set_axis(ranks.index)
+    done = ranks["done_ns"].where(~(landed < ranks["done_ns"]).fillna(False), landed)
+    counted = row["p_counts"].reindex(ids).to_numpy()
+    both = ranks["both_ns"].where(counted)
+    return [
+        _piece(ids, both, ranks["begin_ns"], phases.PRIORITY[phases.MATCH], SIDE_PREFILL),
+        _piece(ids, ranks["begin_ns"], ranks["posted_ns"], phases.PRIORITY[phases.SUBMIT], lane),
+        _piece(ids, ranks["wire_ns"], done, phases.PRIORITY[phases.TRANSFER], lane),
+    ]
+
+
+def _handshake_pieces(handoffs: Handoffs) -> list[pd.DataFrame]:
+    found = handoffs.handshakes
+    parts = []
+    for side, layer in ((SIDE_PREFILL, HANDSHAKE_P), (SIDE_DECODE, HANDSHAKE_D)):
+        mine = found[found["side"] == side]
+        ids = pd.Index(mine["request_id"])
+        for place in (layer, phases.PRIORITY[phases.HANDSHAKE]):
+            parts.append(_piece(ids, mine["start_ns"], mine["end_ns"], place, side))
+    return parts
+
+
+def _piece(
+    ids: pd.Index,
+    start: pd.Series,
+    end: pd.Series,
+    layer: int,
+    lane: str | npt.NDArray[np.object_],
+) -> pd.DataFrame:
+    """Rows of one layer whose two edges are both known."""
+    frame = pd.DataFrame(
+        {
+            "request_id": ids.to_numpy(),
+            "layer": np.int64(layer),
+            "lane": lane,
+            "start_ns": start.array,
+            "end_ns": end.array,
+        }
+    )
+    known = frame.dropna(subset=["start_ns", "end_ns"])
+    return known.astype({"start_ns": "int64", "end_ns": "int64", "layer": "int64"})
+
+
+def without_handshakes(active: Bools, push: Bools) -> Bools:
+    """Cut handshakes out of the submit and the registration they lie inside.
+
+    `active`: bool, shape (n, LAYERS); `push`: bool, shape (n,): P initiates, else D.
+    Returns shape (n, phases), in priority order.
+    """
+    cut = active[:, : len(phases.NAMES)].copy()
+    submit, registration = phases.PRIORITY[phases.SUBMIT], phases.PRIORITY[phases.REGISTRATION]
+    initiator = np.where(push, active[:, HANDSHAKE_P], active[:, HANDSHAKE_D])
+    cut[:, submit] &= ~initiator
+    cut[:, registration] &= ~active[:, HANDSHAKE_D]
+    return cut

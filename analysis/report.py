@@ -1,0 +1,172 @@
+"""Results as text tables and JSON lines; the words for what is not known are chosen here."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import orjson
+import pandas as pd
+
+from pdtrace.analysis import phases
+from pdtrace.analysis.rows import request_rows
+from pdtrace.analysis.split import Split
+from pdtrace.analysis.summary import MEASURES, PERCENTS, TPOT, Summary
+from pdtrace.analysis.sweep import Ints
+
+TOO_FEW: Final = "too few"
+NOT_KNOWN: Final = "–"
+AT_LEAST: Final = ">= "
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table of text: one tuple per row, as long as `header`."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
+def milliseconds(ns: int | None, at_least: bool = False) -> str:
+    """Nanoseconds as milliseconds with three decimals, `>=` before a lower bound."""
+    if ns is None:
+        return NOT_KNOWN
+    return f"{AT_LEAST if at_least else ''}{ns / 1e6:,.3f}"
+
+
+def json_lines(split: Split) -> Iterator[bytes]:
+    """One JSON object per request, sorted by arrival; integers in ns, null = not known."""
+    for record in request_records(split):
+        yield orjson.dumps(record)
+
+
+def request_records(split: Split) -> Iterator[dict[str, object]]:
+    """The JSON objects of `json_lines`."""
+    place = {request_id: at for at, request_id in enumerate(split.splittable)}
+    classes, exposed, hidden, drag = (
+        frame.to_numpy(np.int64)
+        for frame in (split.classes, split.exposed, split.hidden, split.drag)
+    )
+    for request_id, row in request_rows(split.requests):
+        at = place.get(request_id)
+        yield {
+            "request_id": request_id,
+            "trace_id": row.trace_id,
+            "mode": row.mode,
+            "prefill_engine": row.prefill_engine,
+            "decode_engine": row.decode_engine,
+            "ttft_ns": row.ttft_ns,
+            "lower_bound": row.lower_bound,
+            "classes": None if at is None else _named(phases.CLASSES, classes[at]),
+            "phases": None if at is None else _nonzero(exposed[at]),
+            "hidden": None if at is None else _nonzero(hidden[at]),
+            "handover_ns": row.handover_ns,
+            "tpot_ns": row.tpot_ns,
+            "output_tokens": row.output_tokens,
+            "clock_halfwidth_ns": row.clock_halfwidth_ns,
+            "flags": list(row.flags),
+            "dispatch": row.dispatch,
+            "drag_ns": None if at is None else _nonzero(drag[at]),
+            "evidence": "own",
+        }
+
+
+def _named(names: Sequence[str], values: Ints) -> dict[str, int]:
+    return dict(zip(names, values.tolist(), strict=True))
+
+
+def _nonzero(values: Ints) -> dict[str, int]:
+    """Phases that took time, in reading order, ns."""
+    by_name = _named(phases.NAMES, values)
+    return {name: by_name[name] for name in phases.READING_ORDER if by_name[name]}
+
+
+def quantile_table(summary: Summary) -> Table:
+    """TTFT, its classes and TPOT by mode."""
+    rows = []
+    for row in summary.quantiles.to_dict("records"):
+        found = [row[f"p{percent}_ns"] for percent in PERCENTS]
+        none = TOO_FEW if row["count"] else NOT_KNOWN
+        cells = [none if pd.isna(ns) else milliseconds(ns, row["at_least"]) for ns in found]
+        rows.append((row["mode"], LABELS[row["measure"]], str(row["count"]), *cells))
+    header = ("mode", "what", "count", *(f"p{percent}" for percent in PERCENTS))
+    return Table("Time to first token by mode, ms (quantiles do not add up)", header, rows)
+
+
+LABELS: Final = {
+    **{measure: measure for measure in MEASURES},
+    "ttft": "TTFT",
+    "compute": "compute wait",
+    "coordination": "coordination wait",
+    TPOT: "TPOT",
+}
+
+
+def phase_table(summary: Summary) -> Table:
+    """The mean of each phase by mode: exposed, and hidden in brackets. These add up."""
+    modes = list(summary.exposed_sums.index)
+    counts = summary.counts.loc[modes, "split"]
+    rows = []
+    for name in phases.READING_ORDER:
+        exposed, hidden = summary.exposed_sums[name], summary.hidden_sums[name]
+        if not (exposed.any() or hidden.any()):
+            continue
+        cells = [_mean_cell(int(exposed[m]), int(hidden[m]), int(counts[m])) for m in modes]
+        rows.append((phases.CLASS_OF[name], name, *cells))
+    totals = [milliseconds_mean(int(summary.exposed_sums.loc[m].sum()), counts[m]) for m in modes]
+    rows.append(("", "TTFT", *totals))
+    header = ("class", "phase", *(f"{m} (n={counts[m]})" for m in modes))
+    return Table("Mean of each phase, ms (means add up; hidden in brackets)", header, rows)
+
+
+def milliseconds_mean(total_ns: int, count: int) -> str:
+    """A mean in ms from an exact sum."""
+    return f"{total_ns / count / 1e6:,.3f}"
+
+
+def _mean_cell(exposed: int, hidden: int, count: int) -> str:
+    shown = milliseconds_mean(exposed, count)
+    return f"{shown} ({milliseconds_mean(hidden, count)})" if hidden else shown
+
+
+def count_sentences(summary: Summary) -> list[str]:
+    """What is shown and what is not, one sentence per mode."""
+    sentences = []
+    for mode, row in summary.counts.iterrows():
+        parts = [f"{mode}: {row['requests']} requests, {row['split']} split"]
+        for key, words in _COUNT_WORDS.items():
+            if row[key]:
+                parts.append(f"{row[key]} {words}")
+        sentences.append(", ".join(parts))
+    return sentences
+
+
+_COUNT_WORDS: Final = {
+    "no_first_token": "without a first token",
+    "aborted": "of these aborted",
+    "not_split": "not split (see flags)",
+    "lease_expired": "with a lease that expired before the data landed (kept out of latencies)",
+    "lower_bounds": "whose TTFT is a lower bound",
+}
+
+
+def flagged_table(split: Split, limit: int = 20) -> Table:
+    """Requests with flags, or without a first token: at most `limit` of them."""
+    marked = [
+        (request_id, row)
+        for request_id, row in request_rows(split.requests)
+        if row.flags or row.t1_ns is None
+    ]
+    shown = [
+        (
+            request_id,
+            row.mode or NOT_KNOWN,
+            "no first token" if row.t1_ns is None else milliseconds(row.ttft_ns, row.lower_bound),
+            ", ".join(row.flags),
+        )
+        for request_id, row in marked[:limit]
+    ]
+    more = len(marked) - len(shown)
+    title = f"Flags ({more} more not shown)" if more > 0 else "Flags"
+    return Table(title, ("request", "mode", "TTFT, ms", "flags"), shown)

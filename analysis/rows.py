@@ -1,0 +1,35 @@
+"""Requests as typed values, for everything that prints: `<NA>` and "" become None."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pandas as pd
+
+
+class RequestRow(NamedTuple):
+    """One request; times in ns, None where not known."""
+
+    trace_id: str | None
+    mode: str | None
+    dispatch: str | None
+    prefill_engine: str | None
+    decode_engine: str | None
+    ttft_ns: int | None
+    lower_bound: bool
+    handover_ns: int | None
+    tpot_ns: int | None
+    output_tokens: int | None
+    clock_halfwidth_ns: int | None
+    flags: tuple[str, ...]
+    t1_ns: int | None
+
+
+def request_rows(requests: pd.DataFrame) -> Iterator[tuple[str, RequestRow]]:
+    """Request id and values of each row of a split's `requests`, in their order."""
+    columns = [
+        [None if value is pd.NA or value == "" else value for value in requests[name].tolist()]
+        for name in RequestRow._fields
+    ]
+    ids = requests.index.tolist()
+    for request_id, values in zip(ids, zip(*columns, strict=True), strict=True):
+        yield request_id, RequestRow(*values)

@@ -1,0 +1,85 @@
+"""The split: TTFT of every request as phases and classes that sum to it, to the nanosecond."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from pdtrace.analysis import phases, sweep
+from pdtrace.analysis.drag import drag
+from pdtrace.analysis.handoffs import Handoffs
+from pdtrace.analysis.intervals import LAYERS, draw, without_handshakes
+from pdtrace.tracing import semconv
+
+WINDOW = phases.PRIORITY[phases.UNATTRIBUTED]
+
+
+@dataclass(frozen=True)
+class Split:
+    """`requests`: the handoffs' rows, sorted by arrival. The others have one int64 column per
+    phase (or class) in ns and one row per request that could be split, in the same order.
+
+    `exposed` sums to TTFT along a row, and so does `classes`.
+    """
+
+    requests: pd.DataFrame
+    exposed: pd.DataFrame
+    hidden: pd.DataFrame
+    drag: pd.DataFrame
+    classes: pd.DataFrame
+
+    @property
+    def splittable(self) -> pd.Index:
+        """Ids of the requests that have a split."""
+        return self.exposed.index
+
+
+def split(handoffs: Handoffs) -> Split:
+    """Partition each request's window among the phases.
+
+    A request without a first token, or on clocks that were not aligned, keeps its row in
+    `requests` and has none in the other frames.
+    """
+    rows = handoffs.requests.sort_values(["t0_ns"], kind="stable", na_position="last")
+    whole = rows[rows["ttft_ns"].notna() & rows["aligned"]]
+    found = phase_segments(draw(handoffs), whole)
+    exposed = sweep.exposed(found, len(whole))
+    union = sweep.union(found, len(whole))
+    window = whole["ttft_ns"].to_numpy(np.int64)
+    if not np.array_equal(exposed.sum(axis=1), window):
+        raise AssertionError("the phases do not sum to TTFT")
+    hidden = union - exposed
+    hidden[:, WINDOW] = 0
+    names = list(phases.NAMES)
+    owned = pd.DataFrame(exposed, index=whole.index, columns=names)
+    return Split(
+        requests=rows,
+        exposed=owned,
+        hidden=pd.DataFrame(hidden, index=whole.index, columns=names),
+        drag=drag(handoffs, whole.index, union),
+        classes=by_class(owned),
+    )
+
+
+def phase_segments(drawn: pd.DataFrame, whole: pd.DataFrame) -> sweep.Segments:
+    """Segments of the windows of `whole` with the phases active in each, in priority order.
+
+    `drawn`: the intervals of `pdtrace.analysis.intervals.draw`; keys are places in `whole`.
+    """
+    place = pd.Series(np.arange(len(whole), dtype=np.int64), index=whole.index)
+    mine = drawn[drawn["request_id"].isin(whole.index)]
+    keyed = mine.assign(key=place.reindex(mine["request_id"]).to_numpy(np.int64))
+    start, end = whole["t0_ns"].to_numpy(np.int64), whole["t1_ns"].to_numpy(np.int64)
+    window = pd.DataFrame({"key": place, "layer": WINDOW, "start_ns": start, "end_ns": end})
+    columns = ["key", "layer", "start_ns", "end_ns"]
+    both = pd.concat([keyed[columns], window[columns]], ignore_index=True)
+    found = sweep.segments(sweep.clip(both, start, end), LAYERS)
+    push = (whole["mode"] == semconv.MODE_PUSH).to_numpy(np.bool_)
+    return replace(found, active=without_handshakes(found.active, push[found.key]))
+
+
+def by_class(exposed: pd.DataFrame) -> pd.DataFrame:
+    """Exposed ns summed by class: int64 columns compute, coordination, edge, unattributed."""
+    return pd.DataFrame(
+        {name: exposed[list(members)].sum(axis=1) for name, members in phases.MEMBERS.items()}
+    )

@@ -1,0 +1,101 @@
+"""The priority sweep: overlapping intervals of many requests → segments that never overlap.
+
+Everything is int64: a time never passes through a float.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Elementary segments: within one, the set of active layers does not change.
+
+    `key`, `start_ns`, `end_ns`: int64, shape (n,), sorted by key and time, end > start.
+    `active`: bool, shape (n, layers).
+    """
+
+    key: Ints
+    start_ns: Ints
+    end_ns: Ints
+    active: Bools
+
+    @property
+    def length_ns(self) -> Ints:
+        """Length of each segment in ns."""
+        return self.end_ns - self.start_ns
+
+
+def clip(intervals: pd.DataFrame, start_ns: Ints, end_ns: Ints) -> pd.DataFrame:
+    """`intervals` (key, layer, start_ns, end_ns) cut to each key's window; empty ones dropped.
+
+    `start_ns`, `end_ns`: int64, shape (keys,), the window of key 0, 1, …
+    """
+    key = intervals["key"].to_numpy()
+    start = np.maximum(intervals["start_ns"].to_numpy(), start_ns[key])
+    end = np.minimum(intervals["end_ns"].to_numpy(), end_ns[key])
+    cut: pd.DataFrame = intervals.assign(start_ns=start, end_ns=end)[end > start]
+    return cut.reset_index(drop=True)
+
+
+def segments(intervals: pd.DataFrame, layers: int) -> Segments:
+    """Cut the time of each key at every interval's edge; O(n log n).
+
+    `intervals`: key, layer (< `layers`), start_ns, end_ns, all int64, end > start.
+    """
+    key = np.tile(intervals["key"].to_numpy(np.int64), 2)
+    layer = np.tile(intervals["layer"].to_numpy(np.int64), 2)
+    time = np.concatenate(
+        [intervals["start_ns"].to_numpy(np.int64), intervals["end_ns"].to_numpy(np.int64)]
+    )
+    delta = np.repeat(np.array([1, -1], dtype=np.int32), len(intervals))
+    order = np.lexsort((time, key))
+    key, layer, time, delta = key[order], layer[order], time[order], delta[order]
+    fresh = np.ones(len(key), dtype=np.bool_)
+    fresh[1:] = (key[1:] != key[:-1]) | (time[1:] != time[:-1])
+    row = np.cumsum(fresh) - 1
+    counts = np.zeros((int(fresh.sum()), layers), dtype=np.int32)
+    np.add.at(counts, (row, layer), delta)
+    # Each key's counts return to zero at its last edge, so one running sum serves all keys.
+    active = np.cumsum(counts, axis=0) > 0
+    key, time = key[fresh], time[fresh]
+    same = key[1:] == key[:-1]
+    return Segments(key[:-1][same], time[:-1][same], time[1:][same], active[:-1][same])
+
+
+def owners(found: Segments) -> Ints:
+    """The owner of each segment: its first active layer (int64, shape (n,)).
+
+    The last layer must be the window itself, active everywhere inside it.
+    """
+    first: Ints = found.active.argmax(axis=1).astype(np.int64)
+    return first
+
+
+def exposed(found: Segments, keys: int) -> Ints:
+    """Time owned, int64 ns, shape (keys, layers): each row sums to that key's window."""
+    total = np.zeros((keys, found.active.shape[1]), dtype=np.int64)
+    np.add.at(total, (found.key, owners(found)), found.length_ns)
+    return total
+
+
+def union(found: Segments, keys: int) -> Ints:
+    """Time active, owned or not, int64 ns, shape (keys, layers)."""
+    total = np.zeros((keys, found.active.shape[1]), dtype=np.int64)
+    np.add.at(total, found.key, found.active * found.length_ns[:, None])
+    return total
+
+
+def measure(found: Segments, where: Callable[[Bools], Bools], keys: int) -> Ints:
+    """Time for which `where(active)` holds, int64 ns, shape (keys,)."""
+    total = np.zeros(keys, dtype=np.int64)
+    hit = where(found.active)
+    np.add.at(total, found.key[hit], found.length_ns[hit])
+    return total

@@ -1,0 +1,114 @@
+"""What each rank did for the handoff: matched, submitted, posted, completed; and handshakes.
+
+The initiator is P in push (it WRITEs) and D in pull (it READs); the spans say which by name.
+"""
+
+from typing import Final
+
+import pandas as pd
+
+from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
+from pdtrace.analysis.cone import Cone, earlier, first_known
+from pdtrace.tracing import semconv
+
+SUBMIT: Final = (semconv.SPAN_WRITE_SUBMIT, semconv.SPAN_READ_SUBMIT)
+COMPLETE: Final = (semconv.SPAN_WRITE_COMPLETE, semconv.SPAN_READ_COMPLETE)
+RANK: Final = ["request_id", "pp_rank", "tp_rank"]
+MATCH_INSTANTS: Final = ["blocks_ns", "received_ns", "both_ns"]
+WIRE_INSTANTS: Final = ["begin_ns", "posted_ns", "wire_ns", "done_ns"]
+
+
+def ranks(cone: Cone) -> pd.DataFrame:
+    """One row per rank of the initiator, all instants nullable ns.
+
+    `blocks_ns`, `received_ns`, `both_ns` (push: blocks ready, registration received, the later
+    one), `begin_ns`, `posted_ns` (submit), `wire_ns`, `done_ns` (completion span).
+    """
+    submit, complete = cone.named(SUBMIT), cone.named(COMPLETE)
+    columns = {
+        **_matches(cone.named(semconv.SPAN_MATCH, SIDE_PREFILL)),
+        "begin_ns": submit.groupby(RANK)["start_ns"].min(),
+        "posted_ns": submit.groupby(RANK)["end_ns"].max(),
+        "wire_ns": complete.groupby(RANK)["start_ns"].min(),
+        "done_ns": complete.groupby(RANK)["end_ns"].max(),
+    }
+    keys = pd.concat([cone.named(names)[RANK] for names in (SUBMIT, COMPLETE)])
+    keys = pd.concat([keys, cone.named(semconv.SPAN_MATCH, SIDE_PREFILL)[RANK]])
+    keys = keys.drop_duplicates().sort_values(RANK)
+    index = pd.MultiIndex.from_frame(keys)
+    found = {name: series.astype("Int64").reindex(index) for name, series in columns.items()}
+    return pd.DataFrame(found, index=index)[[*MATCH_INSTANTS, *WIRE_INSTANTS]].reset_index()
+
+
+def _matches(match: pd.DataFrame) -> dict[str, pd.Series]:
+    """Blocks ready and registration received by rank; the one that came first is recorded."""
+    grouped = match.groupby(RANK)
+    start, end = grouped["start_ns"].min(), grouped["end_ns"].max()
+    registration_first = grouped["match_first"].max() == semconv.MATCH_REGISTRATION
+    return {
+        "blocks_ns": end.where(registration_first, start).astype("Int64"),
+        "received_ns": start.where(registration_first, end).astype("Int64"),
+        "both_ns": end.astype("Int64"),
+    }
+
+
+def by_request(cone: Cone, rows: pd.DataFrame, column: str) -> pd.Series:
+    """The last rank's instant by request: the last one decides."""
+    return cone.reduce(rows.dropna(subset=[column]), column, "max")
+
+
+def landed(cone: Cone, found: pd.DataFrame, told: pd.Series) -> pd.Series:
+    """Earliest evidence that the last rank's data is there, ns.
+
+    The last completion seen by the initiators, or the last notification drained by the
+    receiver, or (at the latest) that D's scheduler was told. A set of completions or
+    notifications that lacks a rank is no evidence for the last one.
+    """
+    submitted = found[found["begin_ns"].notna()]
+    open_ended = submitted[submitted["done_ns"].isna()]
+    completions = by_request(cone, found, "done_ns").mask(cone.listed(open_ended))
+    return earlier(completions, _notifications(cone, found), told)
+
+
+def _notifications(cone: Cone, found: pd.DataFrame) -> pd.Series:
+    """Last notification by request, `<NA>` where fewer came than ranks took part."""
+    events = cone.events[cone.events["name"] == semconv.EVENT_NOTIFICATION_SEEN]
+    from_push = (events["side"] == SIDE_DECODE) & (events["span"] == semconv.SPAN_KV_WAIT)
+    from_pull = (events["side"] == SIDE_PREFILL) & (events["span"] == semconv.SPAN_LEASE)
+    events = events[from_push | from_pull].drop_duplicates(["request_id", "peer_rank", "time_ns"])
+    by_id = events.groupby("request_id")
+    known = by_id["peer_rank"].nunique()
+    seen = known.where(known > 0, by_id["time_ns"].size())
+    expected = found.dropna(subset=["begin_ns"]).groupby("request_id").size()
+    enough = seen.reindex(cone.requests).fillna(0) >= expected.reindex(cone.requests).fillna(0)
+    return cone.reduce(events, "time_ns", "max").where(enough)
+
+
+def handshakes(cone: Cone, requests: pd.DataFrame) -> pd.DataFrame:
+    """The handshakes that a request waits for: request_id, side, start_ns, end_ns.
+
+    D's counts until P has the registration (push) or the READs are posted (pull), P's until
+    the WRITEs are posted. One that became usable only afterwards was waited for by nobody.
+    Needs `mode`, `received_ns`, `posted_ns`, `told_ns` of `requests`.
+    """
+    rows = cone.named(semconv.SPAN_HANDSHAKE)
+    rows = rows[~rows["error"]]
+    push = requests["mode"] == semconv.MODE_PUSH
+    limit_d = requests["received_ns"].where(push, requests["posted_ns"])
+    limits = {
+        SIDE_DECODE: first_known(limit_d, requests["told_ns"]),
+        SIDE_PREFILL: first_known(requests["posted_ns"], requests["told_ns"]).where(push, 0),
+    }
+    kept = []
+    for side, limit in limits.items():
+        mine = rows[rows["side"] == side]
+        usable = mine.groupby(RANK)["end_ns"].transform("max")
+        latest = limit.reindex(mine["request_id"]).set_axis(mine.index)
+        kept.append(mine[(usable <= latest).fillna(True).astype("bool")])
+    return pd.concat(kept)[["request_id", "side", "start_ns", "end_ns"]].reset_index(drop=True)
+
+
+def sent_or_received(cone: Cone, found: pd.DataFrame) -> pd.Series:
+    """When the last P rank had the registration; without P's word, when D had sent it (ns)."""
+    heard = by_request(cone, found, "received_ns")
+    return first_known(heard, cone.end(semconv.SPAN_REGISTRATION, SIDE_DECODE))

@@ -1,0 +1,172 @@
+"""What recording costs: an event on an engine's thread, and a span on the background thread.
+
+    python benchmarks/hot_path.py [--json]
+
+Both sides run in this one process, in turn, so that a slow moment of the machine meets both:
+our event against the OpenTelemetry SDK's span (start and end, recorded, its export discarded), and
+our way from events to OTLP bytes against the SDK's way from spans to OTLP bytes. Medians of rounds.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+
+from pdtrace.tracing import events as ev
+from pdtrace.tracing import semconv as sc
+from pdtrace.tracing.encode import encode_request
+from pdtrace.tracing.provider import OwnRandomIds, Telemetry
+from pdtrace.tracing.recorder import Recorder
+from pdtrace.tracing.testing import CapturingExporter
+
+ROUNDS = 15
+EVENTS = 20_000
+SDK_SPANS = 1_000
+REQUESTS = 400
+SPANS_PER_REQUEST = 6
+ATTRIBUTES = {sc.EXTERNAL_TOKENS: 4799}
+
+
+class DiscardingProcessor(SpanProcessor):
+    """Takes ended spans and keeps none: the SDK's span alone is measured."""
+
+
+def make_recorder(capacity: int) -> Recorder:
+    """A recorder without its thread, so that each part runs where it is measured."""
+    resource = Resource({"service.name": "vllm-decode", sc.ENGINE_ID: "decode-0"})
+    telemetry = Telemetry(resource, CapturingExporter(), OwnRandomIds())
+    return Recorder(telemetry, capacity=capacity, start=False)
+
+
+def time_events(recorder: Recorder) -> float:
+    """Nanoseconds per recorded event; the empty loop around it is taken off."""
+    record, kind, request_id = recorder.record, ev.DECODE_ATTEMPTED, "cmpl-request-0-0123abcd"
+    began = time.thread_time_ns()
+    for _ in range(EVENTS):
+        record(kind, request_id, ATTRIBUTES)
+    took = time.thread_time_ns() - began
+    began = time.thread_time_ns()
+    for _ in range(EVENTS):
+        pass
+    took -= time.thread_time_ns() - began
+    recorder._events.clear()
+    return took / EVENTS
+
+
+def time_sdk_spans(provider: TracerProvider) -> float:
+    """Nanoseconds per SDK span, start and end with one attribute."""
+    tracer = provider.get_tracer("benchmark")
+    began = time.thread_time_ns()
+    for _ in range(SDK_SPANS):
+        tracer.start_span("pd.kv_wait", attributes=ATTRIBUTES).end()
+    return (time.thread_time_ns() - began) / SDK_SPANS
+
+
+def record_requests(recorder: Recorder, first: int) -> None:
+    """Decode legs as the connector records them: six spans each, two of them with an event."""
+    record = recorder.record
+    for number in range(first, first + REQUESTS):
+        base = f"3d2f0f6e-2222-4b4b-8b8b-{number:012d}"
+        request_id = f"cmpl-{base}-0-23d0e5e7"
+        common = {
+            sc.MODE: "push",
+            sc.MODEL: "demo",
+            sc.INPUT_TOKENS: 4800 + number % 100,
+            sc.PEER_ENGINE_ID: "prefill-0",
+        }
+        traceparent = f"00-{number + 1:032x}-{number + 1:016x}-01"
+        record(ev.OPENED, request_id, ev.RequestContext(traceparent, base, common))
+        record(ev.DECODE_ARRIVED, request_id)
+        record(ev.DECODE_ATTEMPTED, request_id)
+        record(ev.DECODE_ALLOCATED, request_id)
+        record(ev.REGISTRATION_BEGUN, request_id)
+        record(ev.NOTIFICATION_SEEN, request_id, {sc.PEER_TP_RANK: 0})
+        record(ev.KV_COMPLETE, request_id, {sc.EXTERNAL_TOKENS: 4799})
+        record(ev.DECODE_SCHEDULED, request_id, {sc.PREEMPTIONS: 0})
+        record(ev.FIRST_TOKEN, request_id, {sc.RECOMPUTED_TOKENS: 1})
+        data = {sc.REGISTRATION_BYTES: 4096}
+        record(ev.HANDSHAKE_ASKED, request_id)
+        record(ev.EventKind("sent", ends=(sc.SPAN_REGISTRATION,)), request_id, data)
+        record(ev.DECODE_FINISHED, request_id, {sc.OUTPUT_TOKENS: 64, sc.PREEMPTIONS: 0})
+
+
+def time_background(recorder: Recorder, first: int) -> tuple[float, list[ReadableSpan]]:
+    """Microseconds per span from events to OTLP bytes, and the spans."""
+    record_requests(recorder, first)
+    assembler, anchor, events = recorder._assembler, recorder.clock.anchor(), recorder._events
+    began = time.thread_time_ns()
+    while events:
+        assembler.apply(events.popleft(), anchor)
+    spans = assembler.finished[:]
+    assembler.finished.clear()
+    for start in range(0, len(spans), 512):
+        encode_request(spans[start : start + 512])
+    return (time.thread_time_ns() - began) / len(spans) / 1000, spans
+
+
+def time_sdk_encoding(spans: Sequence[ReadableSpan]) -> float:
+    """Microseconds per span that the SDK needs from finished spans to bytes."""
+    few = spans[:512]
+    began = time.thread_time_ns()
+    encode_spans(few).SerializeToString()
+    return (time.thread_time_ns() - began) / len(few) / 1000
+
+
+def measure() -> dict[str, float]:
+    """Medians over rounds; each round measures every part once."""
+    recorder = make_recorder(capacity=10 * EVENTS)
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(DiscardingProcessor())
+    rounds: dict[str, list[float]] = {}
+
+    def note(key: str, value: float) -> None:
+        rounds.setdefault(key, []).append(value)
+
+    gc.collect()
+    gc.disable()
+    for number in range(ROUNDS + 1):
+        warm = note if number else _forget
+        warm("event_ns", time_events(recorder))
+        warm("sdk_span_ns", time_sdk_spans(provider))
+        took, spans = time_background(recorder, number * REQUESTS)
+        warm("background_us_per_span", took)
+        warm("sdk_encode_us_per_span", time_sdk_encoding(spans))
+        gc.collect()
+    gc.enable()
+    found = {key: statistics.median(values) for key, values in rounds.items()}
+    pairs = zip(rounds["sdk_span_ns"], rounds["event_ns"], strict=True)
+    found["sdk_span_per_event"] = statistics.median(sdk / own for sdk, own in pairs)
+    return found
+
+
+def _forget(key: str, value: float) -> None:
+    """The first round warms caches up."""
+
+
+def main(printed: Callable[[str], None] = print) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    as_json = parser.parse_args().json
+    found = measure()
+    if as_json:
+        printed(json.dumps({key: round(value, 2) for key, value in found.items()}))
+        return
+    printed(
+        f"event on the engine's thread    {found['event_ns']:8.0f} ns\n"
+        f"SDK span, start and end         {found['sdk_span_ns']:8.0f} ns"
+        f"   ({found['sdk_span_per_event']:.0f} times an event)\n"
+        f"background: events to OTLP      {found['background_us_per_span']:8.2f} us per span\n"
+        f"SDK: finished span to OTLP      {found['sdk_encode_us_per_span']:8.2f} us per span\n"
+        f"medians of {ROUNDS} rounds, both sides in turn in one process"
+    )
+
+
+if __name__ == "__main__":
+    main()

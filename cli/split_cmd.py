@@ -1,0 +1,113 @@
+"""`pdtrace split`: where each first token waited."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from pdtrace.analysis import report
+from pdtrace.analysis.handoffs import Handoffs, join
+from pdtrace.analysis.report_html import page
+from pdtrace.analysis.split import Split, split
+from pdtrace.analysis.store import SourceError, read_spans
+from pdtrace.analysis.summary import summarise
+from pdtrace.analysis.table import build
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def split_command(
+    sources: Annotated[
+        list[Path], typer.Argument(help="Stores or OTLP files (JSON, JSON lines, protobuf, gzip).")
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per request and line, times in ns.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one self-contained HTML page here.")
+    ] = None,
+) -> None:
+    """Split the time to first token of each request into waits that sum to it exactly.
+
+    Exit status: 0 all well, 1 nothing could be read, 3 the source said that its answer was cut.
+    """
+    handoffs, notes, partial = _load(sources)
+    done = split(handoffs)
+    if html is not None:
+        _write(html, page(handoffs, done, [str(source) for source in sources], notes))
+    if as_json:
+        _print_json(done)
+    else:
+        print_tables(done, Console())
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    if partial:
+        raise typer.Exit(3)
+
+
+def _load(sources: list[Path]) -> tuple[Handoffs, list[str], bool]:
+    try:
+        batch = read_spans(sources)
+    except SourceError as error:
+        raise _failure(str(error)) from None
+    table = build(batch.records)
+    handoffs = join(table, partial=batch.partial)
+    if handoffs.requests.empty:
+        raise _failure(
+            f"{len(batch.records)} spans and none of pdtrace's own: nothing says which request "
+            "waited for what"
+        )
+    rejected = [f"rejected {count} of our spans: {why}" for why, count in table.rejected.items()]
+    return handoffs, [*batch.notes, *rejected], batch.partial
+
+
+def _print_json(done: Split) -> None:
+    try:
+        sys.stdout.buffer.writelines(line + b"\n" for line in report.json_lines(done))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:  # the reader has enough; Python would complain once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+
+
+def print_tables(done: Split, console: Console) -> None:
+    """Counts, quantiles, means and flags of a split on the terminal."""
+    summary = summarise(done)
+    for sentence in report.count_sentences(summary):
+        console.print(escape(sentence))
+    tables = [report.quantile_table(summary), report.phase_table(summary)]
+    for table in [*tables, report.flagged_table(done)]:
+        if table.rows:
+            console.print(_rich(table))
+
+
+def _rich(table: report.Table) -> RichTable:
+    drawn = RichTable(title=escape(table.title), title_justify="left", title_style="bold")
+    for place, name in enumerate(table.header):
+        numeric = place > 0 and all(_is_number(row[place]) for row in table.rows)
+        drawn.add_column(escape(name), justify="right" if numeric else "left")
+    for row in table.rows:
+        drawn.add_row(*(escape(cell) for cell in row))
+    return drawn
+
+
+def _is_number(cell: str) -> bool:
+    return cell in (report.TOO_FEW, report.NOT_KNOWN) or cell.lstrip(">= ")[:1].isdigit()
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _failure(f"cannot write {path}: {error.strerror}") from None
+
+
+def _failure(sentence: str) -> typer.Exit:
+    typer.echo(f"pdtrace split: {sentence}", err=True)
+    return typer.Exit(1)

@@ -1,0 +1,64 @@
+"""Puts the hooks on one connector object of vLLM's, for whichever role it has."""
+
+from typing import Any
+
+from pdtrace.connector.resource import model_name, resource_attributes, role_of
+from pdtrace.connector.scheduler import SchedulerHooks
+from pdtrace.connector.worker import WorkerHooks
+from pdtrace.tracing.guard import Guard
+from pdtrace.tracing.provider import open_provider
+from pdtrace.tracing.recorder import Recorder
+
+
+class Attachment:
+    """What a traced connector keeps: its recorder, and the worker's hooks if it is a worker."""
+
+    def __init__(self, recorder: Recorder | None, worker_hooks: WorkerHooks | None) -> None:
+        self.recorder = recorder
+        self._worker_hooks = worker_hooks
+
+    def notes(self) -> Any | None:
+        """`WorkerNotes` for the scheduler side, or None when there is nothing to tell."""
+        hooks = self._worker_hooks
+        if hooks is None or self.recorder is None:
+            return None
+        try:
+            seen, outcomes = hooks.take_notes()
+            if not seen and not outcomes:
+                return None
+            from pdtrace.connector.notes import WorkerNotes
+
+            return WorkerNotes(seen, outcomes)
+        except Exception:
+            self.recorder.guard.failed("notes")
+            return None
+
+
+def attach(
+    connector: Any, vllm_config: Any, mode: str, worker_hooks: type[WorkerHooks]
+) -> Attachment:
+    """Trace `connector` (`mode` is push or pull) when the environment names an endpoint.
+
+    Raises `ConfigurationError` for a setting that cannot be used: an engine does not start with
+    one. Without an endpoint nothing is wrapped and nothing costs anything.
+    """
+    worker = connector.connector_worker
+    name = type(connector).__name__
+    telemetry = open_provider(role_of(vllm_config), resource_attributes(vllm_config, name, worker))
+    if telemetry.exporter is None:
+        return Attachment(None, None)
+    guard = Guard()
+    recorder = Recorder(telemetry, guard=guard)
+    hooks = None
+    if worker is None:
+        SchedulerHooks(recorder, mode, model_name(vllm_config)).install(connector, guard)
+    else:
+        hooks = worker_hooks(recorder, worker)
+        hooks.install(guard)
+        guard.observe(
+            connector,
+            "start_load_kv",
+            before=lambda *_, **__: hooks.step(connector._connector_metadata),
+        )
+    guard.observe(connector, "shutdown", after=lambda *_: recorder.shutdown())
+    return Attachment(recorder, hooks)

@@ -1,0 +1,26 @@
+"""What the worker side tells the scheduler side, through vLLM's own channel for it."""
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorWorkerMetadata
+
+
+@dataclass
+class WorkerNotes(KVConnectorWorkerMetadata):
+    """Notes of one engine step; vLLM merges those of several ranks with `aggregate`.
+
+    `seen`: (request id, Unix ns, rank of the peer or -1) of completion notifications drained.
+    `outcomes`: request id to the lease's outcome.
+    """
+
+    seen: list[tuple[str, int, int]] = field(default_factory=list)
+    outcomes: dict[str, str] = field(default_factory=dict)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerNotes":
+        """Both together. A rank that says "expired" does not overrule one that has evidence."""
+        if not isinstance(other, WorkerNotes):
+            return self
+        expired_last = sorted(
+            [*self.outcomes.items(), *other.outcomes.items()], key=lambda item: item[1] != "expired"
+        )
+        return WorkerNotes(self.seen + other.seen, dict(expired_last))

@@ -1,0 +1,68 @@
+"""`NixlPullConnector` (also `NixlConnector`) with hooks: D READs P's blocks after prefill."""
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import (
+    NixlPullConnector as _NixlPullConnector,
+)
+
+from pdtrace.connector.attach import attach
+from pdtrace.connector.worker import WorkerHooks
+from pdtrace.tracing import events as ev
+from pdtrace.tracing import semconv as sc
+from pdtrace.tracing.guard import Guard
+
+
+class PullWorkerHooks(WorkerHooks):
+    """What a pull worker knows: requests to load, the READs, and on P who has read."""
+
+    posted = ev.READ_POSTED
+    done = ev.READ_DONE
+    transfer_error = sc.ERROR_READ_FAILED
+    proven = sc.LEASE_READ
+
+    def install(self, guard: Guard) -> None:
+        super().install(guard)
+        guard.observe(self._worker, "_read_blocks_for_req", before=self._reading, after=self._read)
+        guard.observe(self._worker, "_get_new_notifs", after=self._notified)
+
+    def step(self, metadata: Any) -> None:
+        """D's worker has the requests that are to be loaded."""
+        self.open_requests(metadata)
+        for request_id in metadata.reqs_to_recv:
+            self._record(ev.READ_BEGUN, request_id)
+
+    def _reading(self, req_id: str, _meta: Any) -> None:
+        """Called when the request arrives, and again when a handshake came between."""
+        self.entering(req_id)
+
+    def _read(self, _: Any, req_id: str, meta: Any) -> None:
+        """Every READ of this rank is posted, unless the request waits for a handshake."""
+        if not self.leaving(req_id):
+            return
+        if req_id in self._transfers:
+            handles = self._worker.dst_xfer_side_handles.get(meta.remote.engine_id, {})
+            self.all_posted(req_id, len(handles))
+        else:
+            self._record(ev.READ_NOT_NEEDED, req_id)
+
+    def _notified(self, notified: Any, *_: Any) -> None:
+        """All consumers of these requests have read P's blocks."""
+        for request_id in notified:
+            self.keep_evidence(request_id)
+
+
+class NixlPullConnector(_NixlPullConnector):
+    """vLLM's pull connector, traced."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._pdtrace = attach(self, vllm_config, sc.MODE_PULL, PullWorkerHooks)
+
+    def build_connector_worker_meta(self) -> Any:
+        """Notes for the scheduler side; vLLM's own NIXL connector sends none."""
+        return self._pdtrace.notes() or super().build_connector_worker_meta()
+
+
+NixlConnector = NixlPullConnector
+"""vLLM's name for the same class."""

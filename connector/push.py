@@ -1,0 +1,154 @@
+"""`NixlPushConnector` with hooks: D registers its blocks, P's writer thread WRITEs into them."""
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import (
+    NixlPushConnector as _NixlPushConnector,
+)
+
+from pdtrace.connector.attach import attach
+from pdtrace.connector.carrier import block_count
+from pdtrace.connector.worker import WorkerHooks, bound
+from pdtrace.tracing import events as ev
+from pdtrace.tracing import semconv as sc
+from pdtrace.tracing.guard import Guard
+
+
+class PushWorkerHooks(WorkerHooks):
+    """What a push worker knows: registrations sent and received, the match, the WRITEs."""
+
+    posted = ev.WRITE_POSTED
+    done = ev.WRITE_DONE
+    transfer_error = sc.ERROR_WRITE_FAILED
+    proven = sc.LEASE_WRITTEN
+
+    def __init__(self, recorder: Any, worker: Any) -> None:
+        super().__init__(recorder, worker)
+        self._handed: dict[str, int] = {}
+        """P's request id to the instant (monotonic ns) its blocks were handed to the writer."""
+        self._received: dict[str, list[int]] = {}
+        """D's request id to the instants its registrations were drained on P."""
+        self._registration_bytes = 0
+
+    def install(self, guard: Guard) -> None:
+        super().install(guard)
+        observe, worker = guard.observe, self._worker
+        observe(
+            worker,
+            "_send_registration_to_p",
+            before=self._registering,
+            after=self._registered,
+        )
+        observe(worker, "_do_send_reg_notif", before=self._sending, after=self._sent)
+        observe(worker.nixl_wrapper, "send_notif", before=self._notifying)
+        observe(worker, "_pop_matching_finished_blocks", before=self._registration_received)
+        observe(worker, "_do_start_push_kv", before=self._matched, after=self._pushed)
+        observe(worker, "_xfer_blocks_for_req", after=self._posted_all)
+
+    def step(self, metadata: Any) -> None:
+        """D: registrations leave the scheduler. P: finished blocks reach the writer."""
+        since = self.open_requests(metadata)
+        for request_id in metadata.push_registrations:
+            if request_id in since:
+                data = {ev.AT: since[request_id]}
+                self._record(ev.REGISTRATION_BEGUN, request_id, data)
+        for request_id, block_ids in metadata.push_finished_blocks.items():
+            now_ns = self._recorder.now()
+            self._handed[request_id] = now_ns
+            bound(self._handed)
+            if request_id in since:
+                data = {ev.AT: since[request_id]}
+                self._record(ev.PREFILL_END_BEGUN, request_id, data)
+                count = {sc.BLOCK_COUNT: block_count(block_ids)}
+                self._recorder.record_at(ev.BLOCKS_HANDED, now_ns, request_id, count)
+
+    # --- D: the registration leaves ---
+
+    def _registering(self, request_id: str, _registration: Any) -> None:
+        """Called when the registration is staged, and again when a handshake came between."""
+        self.entering(request_id)
+
+    def _registered(self, _: Any, request_id: str, _registration: Any) -> None:
+        self.leaving(request_id)
+
+    def _sending(self, _request_id: str, _registration: Any) -> None:
+        self._registration_bytes = 0
+
+    def _notifying(self, _agent: str, notif_msg: bytes = b"") -> None:
+        self._registration_bytes += len(notif_msg)
+
+    def _sent(self, _: Any, request_id: str, _registration: Any) -> None:
+        """Sent to every rank of P; without a byte sent there was nobody to send it to."""
+        if self._registration_bytes:
+            data = {sc.REGISTRATION_BYTES: self._registration_bytes}
+            self._record(ev.REGISTRATION_SENT, request_id, data)
+        else:
+            self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_REGISTRATION_FAILED})
+
+    # --- P: the registration arrives, is matched, the WRITEs are posted ---
+
+    def _registration_received(self, decode_request_id: str) -> None:
+        self._received.setdefault(decode_request_id, []).append(self._recorder.now())
+        bound(self._received)
+
+    def _matched(self, request_id: str, _blocks: Any, registration: dict[str, Any]) -> None:
+        """Blocks and registration are both there; called again when a handshake came between."""
+        now_ns = self._recorder.now()
+        handed_ns = self._handed.pop(request_id, None)
+        if handed_ns is not None:
+            received = self._received.pop(registration.get("request_id", ""), None)
+            self._report_match(request_id, handed_ns, received or [now_ns], registration)
+            self._recorder.record_at(ev.WRITE_BEGUN, now_ns, request_id)
+        self.entering(request_id)
+
+    def _report_match(
+        self, request_id: str, handed_ns: int, received: list[int], registration: dict[str, Any]
+    ) -> None:
+        wall_ns, record = self._recorder.wall_ns, self._record
+        context = registration.get(sc.REGISTRATION_KEY)
+        if isinstance(context, dict) and isinstance(context.get(sc.PARAM_TRACEPARENT), str):
+            record(ev.ADOPTED, request_id, context[sc.PARAM_TRACEPARENT])
+        peer = str(registration.get("decode_engine_id", ""))
+        record(ev.LEARNED, request_id, {sc.PEER_ENGINE_ID: peer})
+        first = sc.MATCH_REGISTRATION if received[0] <= handed_ns else sc.MATCH_BLOCKS
+        record(ev.MATCH_BEGUN, request_id, {ev.AT: wall_ns(min(handed_ns, received[0]))})
+        for at_ns in received:
+            record(ev.REGISTRATION_RECEIVED, request_id, {ev.AT: wall_ns(at_ns)})
+        both_ns = max(handed_ns, received[0])
+        record(ev.MATCHED, request_id, {ev.AT: wall_ns(both_ns), sc.MATCH_FIRST: first})
+
+    def _pushed(self, _: Any, request_id: str, *__: Any) -> None:
+        self.leaving(request_id)
+
+    def _posted_all(self, _: Any, req_id: str, meta: Any) -> None:
+        """Every WRITE of this rank is posted; vLLM logged a failure if one was not."""
+        handles = self._worker.dst_xfer_side_handles.get(meta.remote.engine_id, {})
+        self.all_posted(req_id, len(handles))
+
+
+class NixlPushConnector(_NixlPushConnector):
+    """vLLM's push connector, traced."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._pdtrace = attach(self, vllm_config, sc.MODE_PUSH, PushWorkerHooks)
+        recorder = self._pdtrace.recorder
+        if recorder is not None and self.connector_scheduler is not None:
+            recorder.guard.observe(self, "update_state_after_alloc", after=self._tell_peer)
+
+    def build_connector_worker_meta(self) -> Any:
+        """Notes for the scheduler side; vLLM's own NIXL connector sends none."""
+        return self._pdtrace.notes() or super().build_connector_worker_meta()
+
+    def _tell_peer(self, _: Any, request: Any, *__: Any) -> None:
+        """Put D's context into the staged registration; an untraced P ignores unknown keys."""
+        staged = self.connector_scheduler._push_pending_registrations.get(request.request_id)
+        if staged is not None:
+            staged[sc.REGISTRATION_KEY] = registration_context(request)
+
+
+def registration_context(request: Any) -> dict[str, str]:
+    """D's trace context as it travels to P."""
+    from pdtrace.tracing.propagation import traceparent_of
+
+    return {sc.PARAM_TRACEPARENT: traceparent_of(request.trace_headers, request.kv_transfer_params)}

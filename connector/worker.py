@@ -1,0 +1,258 @@
+"""Worker-side hooks common to push and pull: handshakes, transfers, notifications, failures.
+
+A worker has several threads (engine main, push writer, handshake executor). Per-request state is in
+dicts whose single operations the interpreter makes atomic; nothing here takes a lock.
+"""
+
+import threading
+from typing import Any, Final
+
+from pdtrace.connector.carrier import attached
+from pdtrace.tracing import events as ev
+from pdtrace.tracing import semconv as sc
+from pdtrace.tracing.guard import Guard
+from pdtrace.tracing.recorder import Recorder
+
+_MAX_TRACKED: Final = 16_384
+_NOT_COMPLETIONS: Final = (b"PUSH_REG:", b"HB:")
+_ERRORS: Final = {
+    "handshake_failed": sc.ERROR_HANDSHAKE_FAILED,
+    "push_handshake_failed": sc.ERROR_HANDSHAKE_FAILED,
+    "push_reg_handshake_failed": sc.ERROR_HANDSHAKE_FAILED,
+    "push_reg_notif_failed": sc.ERROR_REGISTRATION_FAILED,
+}
+_TRANSFER_FAILURES: Final = frozenset(
+    {"transfer_setup_failed", "transfer_failed", "transfer_exception"}
+)
+
+
+def bound(table: dict[Any, Any]) -> None:
+    """Forget the oldest entries of a table that only grows when something never comes."""
+    while len(table) > _MAX_TRACKED:
+        table.pop(next(iter(table)), None)
+
+
+class Transfer:
+    """The READs or WRITEs of one request on this rank."""
+
+    __slots__ = ("handles", "bytes", "descriptors", "post_us", "xfer_us", "posted_ns", "done_ns")
+
+    def __init__(self) -> None:
+        self.handles: set[int] = set()
+        self.bytes = self.descriptors = self.post_us = self.xfer_us = 0
+        self.posted_ns = self.done_ns = 0
+
+
+class WorkerHooks:
+    """Observes one worker-side connector. Subclasses add what is particular to a mode."""
+
+    posted: ev.EventKind
+    done: ev.EventKind
+    transfer_error: str
+    proven: str
+    """Outcome of a lease on P of which there is evidence."""
+
+    def __init__(self, recorder: Recorder, worker: Any) -> None:
+        self._recorder = recorder
+        self._record = recorder.record
+        self._worker = worker
+        self._thread = threading.local()
+        self._asked: dict[str, int] = {}
+        self._transfers: dict[str, Transfer] = {}
+        self._handles: dict[int, str] = {}
+        self._described_bytes: dict[int, Any] = {}
+        self._descriptor_bytes: dict[int, Any] = {}
+        self._seen: list[tuple[str, int, int]] = []
+        self._outcomes: dict[str, str] = {}
+        self._evidence: dict[str, str] = {}
+        """Requests of P of which a completion or a notification was seen."""
+
+    def install(self, guard: Guard) -> None:
+        """Wrap the methods of the worker and of its NIXL agent."""
+        observe, worker = guard.observe, self._worker
+        observe(worker, "_ensure_handshake", before=self._before_ensure, after=self._after_ensure)
+        observe(worker, "_log_failure", before=self.failed)
+        results = "get_transfer_results"
+        observe(worker, results if hasattr(worker, results) else "get_finished", after=self.results)
+        agent = worker.nixl_wrapper
+        observe(agent, "get_xfer_descs", after=self._described)
+        observe(agent, "prep_xfer_dlist", after=self._prepared)
+        observe(agent, "make_prepped_xfer", after=self._made)
+        observe(agent, "get_xfer_telemetry", after=self._completed)
+        observe(agent, "get_new_notifs", after=self._drained)
+
+    # --- what arrives from the scheduler ---
+
+    def step(self, metadata: Any) -> None:
+        """A step's metadata is here, before the worker acts on it."""
+        raise NotImplementedError
+
+    def open_requests(self, metadata: Any) -> dict[str, int]:
+        """Make the step's new requests known; their `since_ns` by request id."""
+        since = {}
+        for request_id, carrier in attached(metadata).items():
+            self._record(ev.OPENED, request_id, carrier.context())
+            since[request_id] = carrier.since_ns
+        return since
+
+    # --- handshakes: asked when a call had to leave its request waiting, usable when it returns ---
+
+    def entering(self, request_id: str) -> None:
+        """This thread begins work for a request that needs its peer's agent."""
+        self._thread.request = request_id
+        if self._asked.pop(request_id, None) is not None:
+            self._record(ev.HANDSHAKE_USABLE, request_id, {sc.HANDSHAKE_COLD: True})
+
+    def leaving(self, request_id: str) -> bool:
+        """The work is over; True unless the request now waits for a handshake."""
+        self._thread.request = None
+        return request_id not in self._asked
+
+    def _before_ensure(self, *_: Any, **__: Any) -> None:
+        self._thread.asked_ns = self._recorder.now()
+
+    def _after_ensure(self, pending: Any, engine_id: str, *_: Any, **__: Any) -> None:
+        request_id = getattr(self._thread, "request", None)
+        if pending is None or request_id is None or request_id in self._asked:
+            return
+        self._asked[request_id] = self._thread.asked_ns
+        bound(self._asked)
+        self._record(ev.LEARNED, request_id, {sc.PEER_ENGINE_ID: str(engine_id)})
+        self._recorder.record_at(ev.HANDSHAKE_ASKED, self._thread.asked_ns, request_id)
+
+    # --- transfers ---
+
+    # NIXL's handles are objects; they are known here by `id`, so that none is kept alive.
+
+    def _described(self, descriptors: Any, blocks: Any, *_: Any, **__: Any) -> None:
+        """A descriptor list is built, once per peer, from rows of (address, bytes, device)."""
+        lengths = getattr(blocks, "shape", None) and blocks[:, 1]
+        if lengths is None or not len(lengths):
+            return
+        shortest = int(lengths.min())
+        same = shortest == int(lengths.max())
+        self._described_bytes[id(descriptors)] = shortest if same else lengths.copy()
+
+    def _prepared(self, handle: Any, _agent: str, descriptors: Any, *_: Any, **__: Any) -> None:
+        """The list is prepared for transfers: remember how long its descriptors are."""
+        lengths = self._described_bytes.pop(id(descriptors), None)
+        if lengths is not None:
+            self._descriptor_bytes[id(handle)] = lengths
+
+    def _bytes_of(self, prepared: Any, indices: Any) -> int:
+        """Bytes of some descriptors of a prepared list; 0 where that is not known."""
+        lengths = self._descriptor_bytes.get(id(prepared), 0)
+        if isinstance(lengths, int):
+            return lengths * len(indices)
+        return int(lengths[indices].sum())
+
+    def _made(self, handle: Any, _op: str, local: Any, local_ids: Any, *_: Any, **__: Any) -> None:
+        request_id = getattr(self._thread, "request", None)
+        if request_id is None:
+            return
+        transfer = self._transfers.get(request_id)
+        if transfer is None:
+            transfer = self._transfers[request_id] = Transfer()
+            bound(self._transfers)
+        self._handles[id(handle)] = request_id
+        bound(self._handles)
+        transfer.handles.add(id(handle))
+        transfer.descriptors += len(local_ids)
+        transfer.bytes += self._bytes_of(local, local_ids)
+
+    def all_posted(self, request_id: str, peer_ranks: int) -> None:
+        """Every transfer of this rank is posted."""
+        transfer = self._transfers.get(request_id)
+        if transfer is None:
+            return
+        now_ns = self._recorder.now()
+        data: dict[str, Any] = {
+            sc.TRANSFER_DESCRIPTORS: transfer.descriptors,
+            sc.PEER_TP_RANKS: peer_ranks,
+        }
+        if transfer.bytes:
+            data[sc.TRANSFER_BYTES] = transfer.bytes
+        self._recorder.record_at(self.posted, now_ns, request_id, data)
+        # The engine's thread may have seen the completion already; whoever pops it reports it.
+        transfer.posted_ns = now_ns
+        if transfer.done_ns and self._transfers.pop(request_id, None) is not None:
+            self._report_done(request_id, transfer)
+
+    def _completed(self, telemetry: Any, handle: Any, *_: Any, **__: Any) -> None:
+        """A transfer was seen complete; the last one completes the request on this rank."""
+        request_id = self._handles.pop(id(handle), None)
+        transfer = self._transfers.get(request_id) if request_id is not None else None
+        if request_id is None or transfer is None:
+            return
+        transfer.post_us = max(transfer.post_us, int(telemetry.postDuration))
+        transfer.xfer_us = max(transfer.xfer_us, int(telemetry.xferDuration))
+        transfer.handles.discard(id(handle))
+        if transfer.handles:
+            return
+        self.keep_evidence(request_id)
+        transfer.done_ns = self._recorder.now()
+        if transfer.posted_ns and self._transfers.pop(request_id, None) is not None:
+            self._report_done(request_id, transfer)
+
+    def _report_done(self, request_id: str, transfer: Transfer) -> None:
+        data = {
+            sc.NIXL_POST_US: transfer.post_us,
+            sc.NIXL_XFER_US: transfer.xfer_us,
+            sc.OBSERVED_BY: sc.OBSERVED_BY_STEP,
+        }
+        at_ns = max(transfer.done_ns, transfer.posted_ns)
+        self._recorder.record_at(self.done, at_ns, request_id, data)
+
+    def keep_evidence(self, request_id: str) -> None:
+        """Something proves that the request's blocks, held on P, were written or read."""
+        self._evidence[request_id] = self.proven
+        bound(self._evidence)
+
+    # --- notifications, results, failures ---
+
+    def _drained(self, notifications: Any, *_: Any, **__: Any) -> None:
+        """Completion notifications of the peer, `<request id>:<count>`, were taken from NIXL."""
+        for agent, messages in notifications.items():
+            for message in messages:
+                if not message.startswith(_NOT_COMPLETIONS):
+                    request_id = message.decode().rsplit(":", 1)[0]
+                    at_ns = self._recorder.wall_ns(self._recorder.now())
+                    self._seen.append((request_id, at_ns, self._rank_of(agent)))
+
+    def _rank_of(self, agent_name: str) -> int:
+        """TP rank of a peer's agent, or -1: a peer we never shook hands with."""
+        for agents in list(self._worker._remote_agents.values()):
+            for rank, name in list(agents.items()):
+                if name == agent_name:
+                    return int(rank[1] if isinstance(rank, tuple) else rank)
+        return -1
+
+    def results(self, results: Any, *_: Any, **__: Any) -> None:
+        """The step's results: for each lease that ends, what is known of its blocks."""
+        sending = results[0] if isinstance(results, tuple) else results.finished_sending
+        for request_id in sending:
+            outcome = self._evidence.pop(request_id, sc.LEASE_EXPIRED)
+            self._outcomes[request_id] = outcome
+            if outcome == sc.LEASE_EXPIRED:
+                self._transfers.pop(request_id, None)
+                self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_LEASE_EXPIRED})
+
+    def take_notes(self) -> tuple[list[tuple[str, int, int]], dict[str, str]]:
+        """What the scheduler side is to be told with this step; both empty most of the time."""
+        if not self._seen and not self._outcomes:
+            return [], {}
+        seen, self._seen = self._seen, []
+        outcomes, self._outcomes = self._outcomes, {}
+        return seen, outcomes
+
+    def failed(self, failure_type: str, req_id: str | None = None, *_: Any, **__: Any) -> None:
+        """vLLM logs a failure of this worker; what is open of the request ends with it."""
+        if req_id is None:
+            return
+        error = _ERRORS.get(failure_type)
+        if error is None and failure_type in _TRANSFER_FAILURES:
+            error = self.transfer_error
+        if error is not None:
+            self._asked.pop(req_id, None)
+            self._transfers.pop(req_id, None)
+            self._record(ev.CLOSED, req_id, {sc.ERROR_TYPE: error})

@@ -1,0 +1,205 @@
+"""Events to spans: whole exported spans, with a clock that stands still and counted ids."""
+
+from typing import Any
+
+from pdtrace.tracing import events as ev
+from pdtrace.tracing import semconv as sc
+from pdtrace.tracing.clock import Clock
+from pdtrace.tracing.ids import derived_trace_id
+from pdtrace.tracing.testing import (
+    EPOCH_NS,
+    CapturingExporter,
+    SettableClock,
+    make_recorder,
+    span_dict,
+)
+
+ENGINE_ID = "cmpl-abc-0-0123abcd"
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+COMMON = {sc.REQUEST_ID: "abc", sc.ENGINE_REQUEST_ID: ENGINE_ID, sc.MODE: "push"}
+
+
+class Bench:
+    """A recorder without its thread, fed at chosen instants."""
+
+    def __init__(self) -> None:
+        self.clock = SettableClock()
+        self.recorder, self.exporter = make_recorder(self.clock)
+
+    def open(self, traceparent: str = "", request_id: str = ENGINE_ID) -> None:
+        """Make a request known."""
+        context = ev.RequestContext(traceparent, "abc", {sc.MODE: "push"})
+        self.recorder.record(ev.OPENED, request_id, context)
+
+    def at(self, mono: int, kind: ev.EventKind, data: Any = None) -> None:
+        """Record an event at an instant."""
+        self.clock.mono = mono
+        self.recorder.record(kind, ENGINE_ID, data)
+
+    def spans(self) -> list[dict[str, Any]]:
+        """All spans so far."""
+        self.recorder.flush()
+        return [span_dict(span) for span in self.exporter.spans]
+
+
+def test_a_decode_leg_becomes_four_adjacent_spans() -> None:
+    """One event ends a span and begins the next at the same nanosecond."""
+    bench = Bench()
+    bench.open(PARENT)
+    bench.at(10, ev.DECODE_ARRIVED)
+    bench.at(12, ev.DECODE_ATTEMPTED)
+    bench.at(15, ev.DECODE_ALLOCATED)
+    bench.at(40, ev.NOTIFICATION_SEEN, {ev.AT: EPOCH_NS + 38, sc.PEER_TP_RANK: 1})
+    bench.at(50, ev.KV_COMPLETE, {sc.EXTERNAL_TOKENS: 99})
+    bench.at(60, ev.DECODE_SCHEDULED, {sc.PREEMPTIONS: 0})
+    bench.at(75, ev.FIRST_TOKEN, {sc.RECOMPUTED_TOKENS: 1})
+    bench.at(90, ev.DECODE_FINISHED, {sc.OUTPUT_TOKENS: 4})
+    trace, parent = int(PARENT[3:35], 16), int(PARENT[36:52], 16)
+
+    def span(name: str, start: int, end: int, **own: Any) -> dict[str, Any]:
+        return {
+            "name": name,
+            "trace": trace,
+            "parent": parent,
+            "start": start,
+            "end": end,
+            "attributes": {**COMMON, **own.pop("attributes", {})},
+            **own,
+        }
+
+    assert bench.spans() == [
+        span("pd.decode_admission", 10, 15, events=[("pd.first_attempt", 12, {})]),
+        span(
+            "pd.kv_wait",
+            15,
+            50,
+            attributes={sc.EXTERNAL_TOKENS: 99},
+            events=[("pd.notification_seen", 38, {sc.PEER_TP_RANK: 1})],
+        ),
+        span("pd.decode_start", 50, 60, attributes={sc.PREEMPTIONS: 0}),
+        span("pd.first_decode", 60, 75, attributes={sc.RECOMPUTED_TOKENS: 1}),
+        span("pd.decode", 75, 90, attributes={sc.OUTPUT_TOKENS: 4}),
+    ]
+
+
+def test_without_context_the_trace_is_derived_from_the_request_id() -> None:
+    """Spans then have no parent."""
+    bench = Bench()
+    bench.open()
+    bench.at(1, ev.PREFILL_ARRIVED)
+    bench.at(2, ev.PREFILL_SCHEDULED)
+    (span,) = bench.spans()
+    assert (span["trace"], span["parent"]) == (derived_trace_id("abc"), None)
+
+
+def test_a_peers_context_is_adopted_only_where_there_is_none() -> None:
+    """What ends after it belongs to the peer's trace; a caller's own context stays."""
+    bench = Bench()
+    bench.open()
+    bench.at(1, ev.MATCH_BEGUN)
+    bench.at(1, ev.ADOPTED, PARENT)
+    bench.at(2, ev.MATCHED)
+    other = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    bench.at(3, ev.ADOPTED, other)
+    bench.at(3, ev.WRITE_BEGUN)
+    bench.at(4, ev.WRITE_POSTED)
+    assert {span["trace"] for span in bench.spans()} == {int(PARENT[3:35], 16)}
+
+
+def test_a_caller_that_does_not_record_gets_no_spans() -> None:
+    """The sampled flag of the incoming context decides for all processes alike."""
+    bench = Bench()
+    bench.open(PARENT[:-2] + "00")
+    bench.at(1, ev.PREFILL_ARRIVED)
+    bench.at(2, ev.PREFILL_SCHEDULED)
+    assert bench.spans() == []
+
+
+def test_an_instant_taken_elsewhere_replaces_the_events_own() -> None:
+    """Another process's clock may be ahead by a reading: no span ends before it starts."""
+    bench = Bench()
+    bench.open()
+    bench.at(100, ev.PREFILL_END_BEGUN, {ev.AT: EPOCH_NS + 150})
+    bench.at(120, ev.BLOCKS_HANDED, {sc.BLOCK_COUNT: 3})
+    (span,) = bench.spans()
+    assert (span["start"], span["end"]) == (150, 150)
+    assert span["attributes"] == {**COMMON, sc.BLOCK_COUNT: 3}
+
+
+def test_what_is_learnt_later_stands_on_later_spans() -> None:
+    """P learns its peer from the registration."""
+    bench = Bench()
+    bench.open()
+    bench.at(1, ev.PREFILL_END_BEGUN)
+    bench.at(2, ev.BLOCKS_HANDED)
+    bench.at(2, ev.LEARNED, {sc.PEER_ENGINE_ID: "d"})
+    bench.at(3, ev.MATCH_BEGUN)
+    bench.at(4, ev.MATCHED)
+    first, second = bench.spans()
+    assert first["attributes"] == COMMON
+    assert second["attributes"] == {**COMMON, sc.PEER_ENGINE_ID: "d"}
+
+
+def test_a_close_ends_what_is_open_as_the_named_error() -> None:
+    """An abort in the KV wait."""
+    bench = Bench()
+    bench.open()
+    bench.at(1, ev.DECODE_ARRIVED)
+    bench.at(2, ev.DECODE_ALLOCATED)
+    bench.at(9, ev.DECODE_FINISHED, {sc.ERROR_TYPE: sc.ERROR_ABORTED})
+    _, waited = bench.spans()
+    assert waited["name"] == "pd.kv_wait" and waited["error"] and waited["end"] == 9
+    assert waited["attributes"] == {**COMMON, sc.ERROR_TYPE: sc.ERROR_ABORTED}
+
+
+def test_events_of_an_unknown_request_are_counted() -> None:
+    """A late report of a finished request makes no new one."""
+    bench = Bench()
+    bench.at(1, ev.KV_COMPLETE)
+    assert bench.spans() == []
+    assert bench.recorder.losses() == {"unknown_request": 1}
+
+
+def test_an_open_span_that_outlives_its_limit_is_abandoned() -> None:
+    """A registration that nobody ever answered ends within the limit."""
+    bench = Bench()
+    bench.open()
+    bench.at(1, ev.DECODE_ARRIVED)
+    bench.recorder.flush()
+    assembler = bench.recorder._assembler
+    assembler.expire(10**12)
+    (span,) = bench.spans()
+    assert span["attributes"][sc.ERROR_TYPE] == sc.ERROR_ABANDONED
+    assert len(assembler) == 0
+    assert bench.recorder.losses() == {"abandoned": 1}
+
+
+def test_the_table_of_open_requests_is_bounded() -> None:
+    """The oldest goes, with its open span ended and the loss counted."""
+    bench = Bench()
+    bench.recorder._assembler._capacity = 2
+    for name in ("a", "b", "c"):
+        bench.open(request_id=name)
+        bench.recorder.record(ev.DECODE_ARRIVED, name)
+    (span,) = bench.spans()
+    assert span["attributes"][sc.ENGINE_REQUEST_ID] == "a"
+    assert bench.recorder.losses() == {"table_full": 1, "abandoned": 1}
+
+
+def test_a_step_of_the_wall_clock_does_not_bend_an_open_request() -> None:
+    """It keeps the anchor on which it began; the next request has the new one."""
+    bench = Bench()
+    bench.open()
+    bench.at(1, ev.PREFILL_ARRIVED)
+    bench.recorder.flush()
+    bench.clock.step = 10**12
+    assert bench.clock.refresh()
+    bench.at(5, ev.PREFILL_SCHEDULED)
+    (span,) = bench.spans()
+    assert (span["start"], span["end"]) == (1, 5)
+
+
+def test_the_testing_helpers_use_the_real_clock_when_asked() -> None:
+    """`make_recorder` without a clock stamps with the system's."""
+    recorder, exporter = make_recorder()
+    assert isinstance(recorder.clock, Clock) and isinstance(exporter, CapturingExporter)

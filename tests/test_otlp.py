@@ -1,0 +1,325 @@
+"""Reading OTLP JSON and protobuf, and the strict JSON that is written."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pdtrace.analysis.otlp import (
+    OtlpError,
+    Tally,
+    json_to_protobuf,
+    parse_object,
+    parse_request,
+    protobuf_to_json,
+    span_count,
+    status_message,
+)
+from pdtrace.analysis.records import EventRecord, SpanRecord
+
+DATA = Path(__file__).parent / "data"
+START_NS = 1_795_946_400_000_000_000
+TRACE_ID = "af600850455604a322a6e889b87f47cb"
+SPAN_ID = "7562afc1ec11cc95"
+
+
+def span(**changes: Any) -> dict[str, Any]:
+    plain = {
+        "traceId": TRACE_ID,
+        "spanId": SPAN_ID,
+        "name": "pd.match",
+        "kind": 1,
+        "startTimeUnixNano": str(START_NS),
+        "endTimeUnixNano": str(START_NS + 1),
+    }
+    return plain | changes
+
+
+def document(*spans: Any) -> dict[str, Any]:
+    resource = {"attributes": [{"key": "pd.role", "value": {"stringValue": "prefill"}}]}
+    scopes = [{"scope": {"name": "pdtrace"}, "spans": list(spans)}]
+    return {"resourceSpans": [{"resource": resource, "scopeSpans": scopes}]}
+
+
+def attribute(value: dict[str, Any]) -> dict[str, Any]:
+    return span(attributes=[{"key": "k", "value": value}])
+
+
+def read(obj: object) -> list[SpanRecord]:
+    return parse_object(obj, Tally())
+
+
+def rejected(spoilt: Any) -> dict[str, int]:
+    """The tally after one spoilt span and a good one, which must survive it."""
+    tally = Tally()
+    assert len(parse_object(document(spoilt, span()), tally)) == 1
+    return dict(tally.rejected)
+
+
+def test_whole_record() -> None:
+    """Every field of the record comes from its place in the span."""
+    written = span(
+        parentSpanId="026894f5a5bd6dd9",
+        status={"code": 2},
+        attributes=[{"key": "n", "value": {"intValue": "3"}}],
+        events=[{"name": "pd.refused", "timeUnixNano": str(START_NS), "attributes": []}],
+    )
+    assert read(document(written)) == [
+        SpanRecord(
+            trace_id=TRACE_ID,
+            span_id=SPAN_ID,
+            parent_id="026894f5a5bd6dd9",
+            name="pd.match",
+            kind=1,
+            start_ns=START_NS,
+            end_ns=START_NS + 1,
+            attributes={"n": 3},
+            events=(EventRecord("pd.refused", START_NS, {}),),
+            status=2,
+            resource={"pd.role": "prefill"},
+            scope="pdtrace",
+        )
+    ]
+
+
+def test_spans_of_one_export_share_their_resource() -> None:
+    """A million spans do not carry a million copies of the resource."""
+    first, second = read(document(span(), span(spanId="00000000000000ff")))
+    assert first.resource is second.resource
+    data = json_to_protobuf(document(span(), span(spanId="00000000000000ff")))
+    first, second = parse_request(data, Tally())
+    assert first.resource is second.resource
+
+
+@pytest.mark.parametrize(
+    ("name", "spelling"),
+    [
+        ("traceId", TRACE_ID.upper()),
+        ("traceId", "r2AIUEVWBKMipuiJuH9Hyw=="),
+        ("spanId", "dWKvwewRzJU="),
+        ("startTimeUnixNano", START_NS),
+        ("startTimeUnixNano", {"high": START_NS >> 32, "low": START_NS & 0xFFFFFFFF}),
+        ("kind", "SPAN_KIND_INTERNAL"),
+    ],
+)
+def test_other_spellings_give_the_same_record(name: str, spelling: object) -> None:
+    """Ids in upper case or base64, numeric times and enum names are read."""
+    assert read(document(span(**{name: spelling}))) == read(document(span()))
+
+
+def test_old_names_and_snake_case_give_the_same_record() -> None:
+    """Snake case, the old library names and Tempo's `batches` are read."""
+    snake = {
+        "trace_id": TRACE_ID,
+        "span_id": SPAN_ID,
+        "name": "pd.match",
+        "kind": 1,
+        "start_time_unix_nano": str(START_NS),
+        "end_time_unix_nano": str(START_NS + 1),
+    }
+    resource = {"attributes": [{"key": "pd.role", "value": {"string_value": "prefill"}}]}
+    libraries = [{"instrumentation_library": {"name": "pdtrace"}, "spans": [snake]}]
+    entry = {"resource": resource, "instrumentation_library_spans": libraries}
+    for spelt in ({"resource_spans": [entry]}, {"batches": [entry]}):
+        assert read(spelt) == read(document(span()))
+
+
+def test_float_times_are_read_and_counted() -> None:
+    """A time written as a float is used, and counted because it is exact to 256 ns only."""
+    tally = Tally()
+    (record,) = parse_object(document(span(endTimeUnixNano=1.79594640036e18)), tally)
+    assert (record.end_ns, tally.float_times) == (1_795_946_400_360_000_000, 1)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "reason"),
+    [
+        (span(traceId=""), "no trace id"),
+        (span(traceId="0" * 32), "no trace id"),
+        (span(traceId="g" * 32), "no trace id"),
+        (span(spanId=None), "no span id"),
+        (span(spanId="12"), "no span id"),
+        (span(startTimeUnixNano="soon"), "no readable time"),
+        (span(startTimeUnixNano=True), "no readable time"),
+        (span(endTimeUnixNano=math.nan), "no readable time"),
+        (span(endTimeUnixNano="0"), "no readable time"),
+        (span(endTimeUnixNano=str(START_NS - 1)), "end before start"),
+        (span(startTimeUnixNano="2300000000"), "time of another epoch"),
+        (span(endTimeUnixNano=str(START_NS + 86_400 * 10**9 + 1)), "longer than a day"),
+        (span(attributes=7), "malformed span"),
+        (span(kind="SPAN_KIND_WHATEVER"), "malformed span"),
+        ("a string", "malformed span"),
+    ],
+)
+def test_unusable_span_is_counted_with_its_reason(spoilt: Any, reason: str) -> None:
+    """A span that cannot be used is refused by reason and costs no other span."""
+    assert rejected(spoilt) == {reason: 1}
+
+
+def test_protobuf_refuses_for_the_same_reasons() -> None:
+    """Both readers judge alike."""
+    tally = Tally()
+    spoilt = document(span(traceId=""), span(endTimeUnixNano="1"), span())
+    assert len(parse_request(json_to_protobuf(spoilt), tally)) == 1
+    assert tally.rejected == {"no trace id": 1, "end before start": 1}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"stringValue": ""}, ""),
+        ({"boolValue": False}, False),
+        ({"intValue": "9007199254740993"}, 9007199254740993),
+        ({"doubleValue": 0.5}, 0.5),
+        ({"doubleValue": "-Infinity"}, -math.inf),
+        ({"arrayValue": {"values": [{"intValue": 1}, {"stringValue": "b"}]}}, [1, "b"]),
+        ({"kvlistValue": {"values": [{"key": "a", "value": {"boolValue": True}}]}}, '{"a":true}'),
+        ({"bytesValue": "AAEC"}, "AAEC"),
+    ],
+)
+def test_attribute_values(value: dict[str, Any], expected: object) -> None:
+    """JSON and protobuf give the same value; maps become JSON text, bytes stay base64."""
+    doc = document(attribute(value))
+    assert read(doc)[0].attributes == {"k": expected}
+    assert parse_request(json_to_protobuf(doc), Tally())[0].attributes == {"k": expected}
+
+
+def test_attribute_without_value_is_absent() -> None:
+    """An empty value is not a value."""
+    assert read(document(attribute({})))[0].attributes == {}
+
+
+def test_not_a_number_compares_equal() -> None:
+    """Two readings of one span with a NaN are the same record, so its copy is a copy."""
+    doc = document(attribute({"doubleValue": "NaN"}))
+    assert read(doc) == parse_request(json_to_protobuf(doc), Tally())
+
+
+@pytest.mark.parametrize(
+    ("obj", "words"),
+    [
+        ({"resourceLogs": []}, "OTLP logs"),
+        ({"resourceMetrics": []}, "OTLP metrics"),
+        ({"name": "x", "context": {"trace_id": "0x1"}}, "console dump"),
+        ({"a": 1}, "without resourceSpans"),
+        ({"resourceSpans": {}}, "without resourceSpans"),
+        (3, "not an object"),
+    ],
+)
+def test_other_json_is_named(obj: object, words: str) -> None:
+    """What is no trace export is refused with what it is."""
+    with pytest.raises(OtlpError, match=words):
+        read(obj)
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        document(span(traceId="xyz")),
+        document(span(startTimeUnixNano="soon")),
+        document("a string"),
+        {"resourceSpans": [3]},
+        {"a": 1},
+    ],
+)
+def test_json_that_does_not_fit_protobuf(obj: object) -> None:
+    """Conversion refuses what it cannot carry over whole."""
+    with pytest.raises(OtlpError):
+        json_to_protobuf(obj)
+
+
+def test_bytes_that_are_no_request() -> None:
+    """Undecodable protobuf is an OtlpError, for the check as for the reading."""
+    for use in (span_count, protobuf_to_json, lambda data: parse_request(data, Tally())):
+        with pytest.raises(OtlpError):
+            use(b"\xff\xff\xff")
+
+
+def test_written_json_is_strict() -> None:
+    """Ids are lower-case hex, 64-bit integers strings, enums numbers; also in links."""
+    link = {"traceId": TRACE_ID, "spanId": SPAN_ID}
+    written = span(kind="SPAN_KIND_SERVER", links=[link], status={"code": "STATUS_CODE_ERROR"})
+    written["attributes"] = [{"key": "n", "value": {"intValue": 3}}]
+    line = protobuf_to_json(json_to_protobuf(document(written)))
+    (out,) = json.loads(line)["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    assert b"\n" not in line
+    assert out == span(
+        kind=2,
+        links=[link],
+        status={"code": 2},
+        attributes=[{"key": "n", "value": {"intValue": "3"}}],
+    )
+
+
+@pytest.mark.parametrize("case", ["c01_handshake", "c03_step_boundary", "c16_push_modes"])
+def test_cases_survive_both_conversions(case: str) -> None:
+    """JSON, its protobuf and the JSON made from that give the same records."""
+    for line in (DATA / f"{case}.otlp.jsonl").read_text().splitlines():
+        obj = json.loads(line)
+        data = json_to_protobuf(obj)
+        expected = read(obj)
+        assert parse_request(data, Tally()) == expected
+        assert read(json.loads(protobuf_to_json(data))) == expected
+
+
+def test_status_message_is_a_google_rpc_status() -> None:
+    """The hand-written error body decodes with the real class."""
+    status_pb2 = pytest.importorskip("google.rpc.status_pb2")
+    status = status_pb2.Status.FromString(status_message(3, "ü" * 100))
+    assert (status.code, status.message) == (3, "ü" * 60)
+
+
+scalars = st.one_of(
+    st.text().map(lambda text: {"stringValue": text}),
+    st.booleans().map(lambda flag: {"boolValue": flag}),
+    st.integers(-(2**63), 2**63 - 1).map(lambda number: {"intValue": str(number)}),
+    st.floats(allow_nan=False, allow_infinity=False).map(lambda real: {"doubleValue": real}),
+)
+values = st.one_of(
+    scalars, st.lists(scalars, max_size=3).map(lambda items: {"arrayValue": {"values": items}})
+)
+attributes = st.dictionaries(st.text(), values, max_size=4).map(
+    lambda pairs: [{"key": key, "value": value} for key, value in pairs.items()]
+)
+spans = st.builds(
+    span,
+    traceId=st.binary(min_size=16, max_size=16).filter(any).map(bytes.hex),
+    spanId=st.binary(min_size=8, max_size=8).filter(any).map(bytes.hex),
+    name=st.text(),
+    kind=st.integers(0, 5),
+    endTimeUnixNano=st.integers(START_NS, START_NS + 10**12).map(str),
+    attributes=attributes,
+    status=st.fixed_dictionaries({"code": st.integers(0, 2)}),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(spans, max_size=4))
+def test_any_span_survives_the_round_trip(written: list[dict[str, Any]]) -> None:
+    """No value is changed on the way JSON, protobuf, strict JSON."""
+    obj = document(*written)
+    data = json_to_protobuf(obj)
+    expected = read(obj)
+    assert len(expected) == len(written)
+    assert parse_request(data, Tally()) == expected
+    assert read(json.loads(protobuf_to_json(data))) == expected
+
+
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.sampled_from(sorted(span() | {"attributes": 0, "events": 0, "status": 0})), json_values)
+def test_no_value_in_a_span_raises(name: str, value: Any) -> None:
+    """Whatever a field holds, the span is read or counted, and its neighbour is read."""
+    tally = Tally()
+    records = parse_object(document(span(**{name: value}), span()), tally)
+    assert len(records) + sum(tally.rejected.values()) == 2

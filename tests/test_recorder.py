@@ -1,0 +1,199 @@
+"""The recorder: never blocks, counts every loss, survives fork and a dead endpoint."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from pdtrace.tracing import events as ev
+from pdtrace.tracing import semconv as sc
+from pdtrace.tracing.provider import Telemetry
+from pdtrace.tracing.recorder import Recorder
+from pdtrace.tracing.testing import CapturingExporter, CountedIds, make_recorder
+
+
+def one_request(recorder: Recorder, request_id: str) -> None:
+    """A request with one span."""
+    recorder.record(ev.OPENED, request_id, ev.RequestContext("", request_id, {}))
+    recorder.record(ev.PREFILL_ARRIVED, request_id)
+    recorder.record(ev.PREFILL_SCHEDULED, request_id)
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Wait, bounded, until a condition of another thread holds."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "not within 20 s"
+        time.sleep(0.02)
+
+
+def test_a_full_buffer_drops_the_newest_and_counts() -> None:
+    """Capacity 5, ten events: five are lost and counted, and the rest become spans."""
+    recorder, exporter = make_recorder(capacity=5)
+    one_request(recorder, "a")
+    for _ in range(7):
+        recorder.record_at(ev.LEASE_BEGUN, 1, "a")
+    recorder.flush()
+    assert [span.name for span in exporter.spans] == ["pd.prefill_queue"]
+    assert recorder.losses() == {"buffer_full": 5}
+    assert recorder.recorded == 5
+
+
+def test_threads_lose_nothing_below_capacity() -> None:
+    """Four threads record at once; every span arrives."""
+    recorder, exporter = make_recorder(capacity=100_000)
+    threads = [
+        threading.Thread(target=lambda n=n: [one_request(recorder, f"{n}-{i}") for i in range(500)])
+        for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorder.flush()
+    found = {span.attributes[sc.REQUEST_ID] for span in exporter.spans if span.attributes}
+    assert found == {f"{n}-{i}" for n in range(4) for i in range(500)}
+    assert recorder.losses() == {}
+
+
+def test_a_refusing_exporter_costs_spans_not_memory() -> None:
+    """What it does not take is dropped and counted."""
+    recorder, exporter = make_recorder()
+    exporter.result = SpanExportResult.FAILURE
+    one_request(recorder, "a")
+    recorder.flush()
+    one_request(recorder, "b")
+    recorder.flush()
+    assert recorder.losses() == {"export_failed": 2}
+    assert recorder._assembler.finished == []
+
+
+class FakeHangingExporter(CapturingExporter):
+    """Injects a failure: every export hangs until `release` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Hang."""
+        self.release.wait(60)
+        return super().export(spans)
+
+
+def test_a_hanging_exporter_neither_blocks_events_nor_shutdown() -> None:
+    """Events go on into the buffer; shutdown gives up after its time."""
+    exporter = FakeHangingExporter()
+    recorder = Recorder(Telemetry(Resource({}), exporter, CountedIds()), capacity=100)
+    for i in range(200):
+        one_request(recorder, str(i))
+    eventually(lambda: recorder._work.locked())
+    for i in range(200):
+        one_request(recorder, f"later-{i}")
+    assert recorder.losses()["buffer_full"] > 0
+    stopper = threading.Thread(target=recorder.shutdown, kwargs={"timeout_s": 0.2})
+    stopper.start()
+    stopper.join(20)
+    assert not stopper.is_alive()
+    exporter.release.set()
+
+
+def test_the_background_thread_exports_by_itself() -> None:
+    """Nobody calls flush in an engine."""
+    exporter = CapturingExporter()
+    recorder = Recorder(Telemetry(Resource({}), exporter, CountedIds()))
+    one_request(recorder, "a")
+    eventually(lambda: exporter.spans)
+    assert exporter.spans[0].name == "pd.prefill_queue"
+    recorder.shutdown()
+
+
+def test_shutdown_ends_what_is_open_and_can_be_called_twice() -> None:
+    """An engine that is stopped in the middle of a request leaves ended spans."""
+    exporter = CapturingExporter()
+    recorder = Recorder(Telemetry(Resource({}), exporter, CountedIds()))
+    recorder.record(ev.OPENED, "a", ev.RequestContext("", "a", {}))
+    recorder.record(ev.DECODE_ARRIVED, "a")
+    recorder.shutdown()
+    recorder.shutdown()
+    (span,) = exporter.spans
+    assert span.attributes is not None
+    assert span.attributes[sc.ERROR_TYPE] == sc.ERROR_ABANDONED
+
+
+def test_a_broken_event_is_isolated_and_counted() -> None:
+    """The next event is taken as if nothing had been."""
+    exporter = CapturingExporter()
+    recorder = Recorder(Telemetry(Resource({}), exporter, CountedIds()), start=False)
+    recorder.record(ev.OPENED, "a", "no context")
+    one_request(recorder, "b")
+    recorder.flush()
+    assert recorder.guard.errors == {"assembly": 1}
+    assert len(exporter.spans) == 1
+
+
+FORKING = """
+import json, os, sys
+from opentelemetry.sdk.resources import Resource
+from pdtrace.tracing import events as ev
+from pdtrace.tracing.provider import make_resource, Telemetry
+from pdtrace.tracing.export import make_exporter
+from pdtrace.tracing.recorder import Recorder
+
+recorder = Recorder(Telemetry(make_resource("prefill"), make_exporter()))
+
+def request(name):
+    recorder.record(ev.OPENED, name, ev.RequestContext("", name, {}))
+    recorder.record(ev.PREFILL_ARRIVED, name)
+    recorder.record(ev.PREFILL_SCHEDULED, name)
+    recorder.record(ev.CLOSED, name)
+
+recorder.flush()
+child = os.fork()
+request("child" if child == 0 else "parent")
+recorder.shutdown(10)
+print(json.dumps(["child" if child == 0 else "parent", os.getpid(), recorder.guard.errors]))
+sys.stdout.flush()
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
+def test_a_fork_after_the_start_exports_on_both_sides(
+    tmp_path: "os.PathLike[str]", protocol: str
+) -> None:
+    """Parent and child each send their own request once, with their own process id."""
+    from pdtrace.analysis.collect import Collector
+    from pdtrace.analysis.store import read_spans
+
+    with Collector(tmp_path, grpc_port=0, http_port=0) as collector:
+        grpc, http = f"http://{collector.grpc_address}", collector.http_address
+        environment = {
+            **os.environ,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": grpc if protocol == "grpc" else http,
+            "OTEL_EXPORTER_OTLP_PROTOCOL": protocol,
+            "GRPC_ENABLE_FORK_SUPPORT": "1",
+        }
+        done = subprocess.run(
+            [sys.executable, "-c", FORKING],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [errors for _, _, errors in told] == [{}, {}]
+    records = read_spans([tmp_path]).records
+    found = sorted((r.attributes[sc.REQUEST_ID], r.resource[sc.PROCESS_PID]) for r in records)
+    assert found == sorted((name, pid) for name, pid, _ in told for _ in ("queue", "prefill"))

@@ -1,0 +1,211 @@
+"""Events to finished spans: one open entry per request, bounded in number and in age.
+
+Single-threaded and without a clock of its own; the recorder calls it from its thread.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import Event as SpanEvent
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from pdtrace.tracing import semconv as sc
+from pdtrace.tracing.clock import Anchor
+from pdtrace.tracing.events import (
+    ADOPTED,
+    AT,
+    LEARNED,
+    OPENED,
+    Event,
+    EventKind,
+    RequestContext,
+)
+from pdtrace.tracing.propagation import TraceContext, context_of, parse_traceparent
+
+_UNSET: Final = Status(StatusCode.UNSET)
+_ERROR: Final = Status(StatusCode.ERROR)
+_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
+_INTERNAL: Final = SpanKind.INTERNAL
+_Data = Mapping[str, Any]
+
+
+class _OpenSpan:
+    __slots__ = ("start_ns", "events")
+
+    def __init__(self, start_ns: int) -> None:
+        self.start_ns = start_ns
+        self.events: list[SpanEvent] | None = None
+
+
+class _Entry:
+    """A request this process has something open of."""
+
+    __slots__ = ("trace", "parent", "attributes", "anchor", "open", "last_ns")
+
+    def __init__(
+        self, trace: TraceContext, attributes: dict[str, Any], anchor: Anchor, mono_ns: int
+    ) -> None:
+        self.join(trace)
+        self.attributes = attributes
+        self.anchor = anchor
+        self.open: dict[str, _OpenSpan] = {}
+        self.last_ns = mono_ns
+
+    def join(self, trace: TraceContext) -> None:
+        """Belong to `trace` from now on."""
+        self.trace = trace
+        self.parent = (
+            SpanContext(trace.trace_id, trace.parent_id, True, _SAMPLED)
+            if trace.parent_id
+            else None
+        )
+
+
+class Assembler:
+    """Applies events in order; finished spans collect in `finished`.
+
+    An entry is made by `OPENED` alone. It goes when a closing event comes, when nothing was heard
+    of it for `limit_ns`, or when `capacity` is reached (the oldest goes); what is open then ends
+    with an `error.type`.
+    """
+
+    def __init__(
+        self,
+        resource: Resource,
+        ids: IdGenerator,
+        scope_version: str = "",
+        capacity: int = 65_536,
+        limit_ns: int = 900 * 10**9,
+    ) -> None:
+        self.finished: list[ReadableSpan] = []
+        self.counts: Counter[str] = Counter()
+        """`unknown_request`, `table_full`, `abandoned`: events or requests, by what befell them."""
+        self._resource = resource
+        self._ids = ids
+        self._scope = InstrumentationScope(sc.SCOPE_NAME, scope_version)
+        self._capacity = capacity
+        self._limit_ns = limit_ns
+        self._entries: dict[str, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def apply(self, event: Event, anchor: Anchor) -> None:
+        """Take one event; `anchor` places a request that this event makes known."""
+        kind, mono_ns, request_id, data = event
+        if kind is OPENED:
+            self._open_entry(request_id, data, anchor, mono_ns)
+            return
+        entry = self._entries.get(request_id)
+        if entry is None:
+            self.counts["unknown_request"] += 1
+            return
+        entry.last_ns = mono_ns
+        if kind is LEARNED:
+            entry.attributes = {**entry.attributes, **data}
+            return
+        if kind is ADOPTED:
+            peers = parse_traceparent(data)
+            if entry.parent is None and peers is not None:
+                entry.join(peers)
+            return
+        at_ns = data.get(AT) if data else None
+        self._act(kind, entry, at_ns or entry.anchor.to_wall_ns(mono_ns), data)
+        if kind.closes:
+            del self._entries[request_id]
+            self._end_all(entry, mono_ns, data)
+
+    def _act(self, kind: EventKind, entry: _Entry, at_ns: int, data: _Data | None) -> None:
+        spans = entry.open
+        for name in kind.ends:
+            span = spans.pop(name, None)
+            if span is not None:
+                self._finish(entry, name, span, at_ns, data)
+        for name in kind.begins:
+            spans[name] = _OpenSpan(at_ns)
+        if kind.point is not None:
+            span = spans.get(kind.point[0])
+            if span is not None:
+                attributes = {k: v for k, v in data.items() if k != AT} if data else None
+                if span.events is None:
+                    span.events = []
+                span.events.append(SpanEvent(kind.point[1], attributes, at_ns))
+
+    def expire(self, mono_ns: int) -> None:
+        """End what has outlived its limit."""
+        oldest = mono_ns - self._limit_ns
+        for request_id in [i for i, e in self._entries.items() if e.last_ns < oldest]:
+            self._abandon(request_id, mono_ns)
+
+    def close(self, mono_ns: int) -> None:
+        """The process ends: so does everything that is open."""
+        for request_id in list(self._entries):
+            self._abandon(request_id, mono_ns)
+
+    def _abandon(self, request_id: str, mono_ns: int) -> None:
+        entry = self._entries.pop(request_id)
+        self.counts["abandoned"] += bool(entry.open)
+        self._end_all(entry, mono_ns, None)
+
+    def _open_entry(
+        self, request_id: str, context: RequestContext, anchor: Anchor, mono_ns: int
+    ) -> None:
+        if request_id in self._entries:
+            return
+        if len(self._entries) >= self._capacity:
+            self.counts["table_full"] += 1
+            self._abandon(next(iter(self._entries)), mono_ns)
+        trace = context_of(context.traceparent, context.base_id)
+        attributes = {
+            sc.REQUEST_ID: context.base_id,
+            sc.ENGINE_REQUEST_ID: request_id,
+            **context.attributes,
+        }
+        self._entries[request_id] = _Entry(trace, attributes, anchor, mono_ns)
+
+    def _end_all(self, entry: _Entry, mono_ns: int, data: _Data | None) -> None:
+        """End whatever is open as an error: the one that `data` names, else abandoned."""
+        if not entry.open:
+            return
+        error = (data.get(sc.ERROR_TYPE) if data else None) or sc.ERROR_ABANDONED
+        end_ns = entry.anchor.to_wall_ns(mono_ns)
+        for name, span in entry.open.items():
+            self._finish(entry, name, span, end_ns, {sc.ERROR_TYPE: error})
+
+    def _finish(
+        self, entry: _Entry, name: str, span: _OpenSpan, end_ns: int, data: _Data | None
+    ) -> None:
+        if not entry.trace.sampled:
+            return
+        attributes = entry.attributes
+        status = _UNSET
+        if data:
+            attributes = {**attributes, **data}
+            attributes.pop(AT, None)
+            if sc.ERROR_TYPE in data:
+                status = _ERROR
+        # Clocks of two processes may disagree by a reading; a span never ends before its start.
+        end_ns = end_ns if end_ns > span.start_ns else span.start_ns
+        context = SpanContext(entry.trace.trace_id, self._ids.generate_span_id(), False, _SAMPLED)
+        self.finished.append(
+            ReadableSpan(
+                name,
+                context,
+                entry.parent,
+                self._resource,
+                attributes,
+                span.events or (),
+                (),
+                _INTERNAL,
+                None,
+                status,
+                span.start_ns,
+                end_ns,
+                self._scope,
+            )
+        )

@@ -1,0 +1,106 @@
+"""OTLP exporters from the standard `OTEL_EXPORTER_OTLP_*` variables, with our encoder inside.
+
+Transport, retries, TLS, headers and compression are the SDK's. Only the step from spans to bytes is
+replaced; where an SDK version has no place for that, its own encoder is used: slower, same spans.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from pdtrace.tracing.encode import encode_request
+
+_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_HTTP_PORT: Final = 4318
+_EXPORT_METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+
+
+class ConfigurationError(ValueError):
+    """A setting that cannot be used; raised when a provider is opened, never later."""
+
+
+def _first(names: Sequence[str], environment: Mapping[str, str]) -> str:
+    return next((environment[name] for name in names if environment.get(name)), "")
+
+
+def endpoint_of(environment: Mapping[str, str] = os.environ) -> str:
+    """The OTLP endpoint for traces, or "" when none is configured."""
+    return _first(_ENDPOINTS, environment)
+
+
+def protocol_of(environment: Mapping[str, str] = os.environ) -> str:
+    """`grpc` or `http/protobuf`; without the variable, port 4318 means HTTP and all else gRPC.
+
+    vLLM's default is gRPC too, so that one endpoint variable serves both.
+    """
+    named = _first(_PROTOCOLS, environment)
+    if named in ("grpc", "http/protobuf"):
+        return named
+    if named:
+        raise ConfigurationError(
+            f"OTLP protocol {named!r} is not supported: use 'grpc' or 'http/protobuf'"
+        )
+    try:
+        port = urlsplit(endpoint_of(environment)).port
+    except ValueError as error:
+        raise ConfigurationError(
+            f"OTLP endpoint {endpoint_of(environment)!r} is no URL: {error}"
+        ) from error
+    return "http/protobuf" if port == _HTTP_PORT else "grpc"
+
+
+def make_exporter(environment: Mapping[str, str] = os.environ) -> SpanExporter | None:
+    """The exporter that the environment asks for; None without an endpoint."""
+    if not endpoint_of(environment):
+        return None
+    return _grpc_exporter() if protocol_of(environment) == "grpc" else _http_exporter()
+
+
+def _same(data: bytes) -> bytes:
+    return data
+
+
+class _RawStub:
+    """The trace service taking bytes that are encoded already."""
+
+    def __init__(self, channel: Any) -> None:
+        self.Export: Callable[..., Any] = channel.unary_unary(
+            _EXPORT_METHOD, request_serializer=_same, response_deserializer=_same
+        )
+
+
+def _grpc_exporter() -> SpanExporter:
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    class GrpcExporter(OTLPSpanExporter):
+        def _translate_data(self, data: Sequence[ReadableSpan]) -> Any:
+            return encode_request(data)
+
+    exporter: Any = OTLPSpanExporter()
+    places = ("_stub", "_translate_data", "_initialize_channel_and_stub", "_channel")
+    if all(hasattr(exporter, name) for name in places):
+        exporter.__class__ = GrpcExporter
+        exporter._channel.close()
+        exporter._stub = _RawStub
+        exporter._initialize_channel_and_stub()
+    own: SpanExporter = exporter
+    return own
+
+
+def _http_exporter() -> SpanExporter:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    class HttpExporter(OTLPSpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            sent = self._client.export(encode_request(spans))
+            return SpanExportResult.SUCCESS if sent.success else SpanExportResult.FAILURE
+
+    exporter = OTLPSpanExporter()
+    if hasattr(getattr(exporter, "_client", None), "export"):
+        exporter.__class__ = HttpExporter
+    return exporter

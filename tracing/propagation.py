@@ -1,0 +1,57 @@
+"""W3C trace context as text: `00-<32 hex>-<16 hex>-<2 hex>`.
+
+vLLM carries it in `Request.trace_headers` (only when its own OTLP endpoint is set) or, always, in
+the body's `kv_transfer_params`. Malformed context is no context.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from pdtrace.tracing.ids import derived_trace_id
+from pdtrace.tracing.semconv import PARAM_TRACEPARENT
+
+_TRACEPARENT: Final = re.compile(
+    r"^(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?$"
+)
+SAMPLED: Final = 1
+
+
+class TraceContext(NamedTuple):
+    """Trace id (128 bit), parent span id (64 bit, 0 = none), whether the caller records."""
+
+    trace_id: int
+    parent_id: int
+    sampled: bool
+
+
+def parse_traceparent(text: str) -> TraceContext | None:
+    """The context in a `traceparent` value; None when it is not valid."""
+    found = _TRACEPARENT.match(text.strip().lower())
+    if found is None:
+        return None
+    trace_id, parent_id = int(found[1], 16), int(found[2], 16)
+    if not trace_id or not parent_id:
+        return None
+    return TraceContext(trace_id, parent_id, bool(int(found[3], 16) & SAMPLED))
+
+
+def format_traceparent(trace_id: int, span_id: int, sampled: bool = True) -> str:
+    """A `traceparent` value of version 00."""
+    return f"00-{trace_id:032x}-{span_id:016x}-{int(sampled):02x}"
+
+
+def context_of(traceparent: str, base_id: str) -> TraceContext:
+    """The caller's context, or the one derived from the base request id (which has no parent)."""
+    return parse_traceparent(traceparent) or TraceContext(derived_trace_id(base_id), 0, True)
+
+
+def traceparent_of(
+    headers: Mapping[str, str] | None, transfer_params: Mapping[str, Any] | None
+) -> str:
+    """The first valid `traceparent` of headers and `kv_transfer_params`, or ""."""
+    for carrier in (headers, transfer_params):
+        value = carrier.get(PARAM_TRACEPARENT) if carrier else None
+        if isinstance(value, str) and parse_traceparent(value) is not None:
+            return value
+    return ""

@@ -1,0 +1,138 @@
+"""A tracer provider of our own for one process: resource, ids, exporter. Never the global one.
+
+vLLM sets the global provider when its own endpoint is configured, and an operator's
+instrumentation may have set it before.
+"""
+
+import os
+import platform
+import random
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.trace import Tracer
+
+from pdtrace.tracing import semconv as sc
+from pdtrace.tracing.clock import clock_id
+from pdtrace.tracing.export import make_exporter
+
+AttributeValue = str | bool | int | float
+_MACHINE_ID: Final = Path("/etc/machine-id")
+_SERVICE_NAMES: Final = {
+    sc.ROLE_PREFILL: "vllm-prefill",
+    sc.ROLE_DECODE: "vllm-decode",
+    sc.ROLE_BOTH: "vllm",
+    sc.ROLE_ROUTER: "pd-router",
+}
+
+
+class OwnRandomIds(IdGenerator):
+    """Random ids from a source of their own.
+
+    Engines and benchmarks seed the global `random`, which would repeat trace ids in every run.
+    """
+
+    def __init__(self) -> None:
+        self._random = random.Random(os.urandom(16))
+
+    def generate_span_id(self) -> int:
+        """A non-zero 64-bit id."""
+        return self._random.getrandbits(64) or 1
+
+    def generate_trace_id(self) -> int:
+        """A non-zero 128-bit id."""
+        return self._random.getrandbits(128) or 1
+
+
+def _host_id() -> str:
+    try:
+        return _MACHINE_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def make_resource(role: str, attributes: Mapping[str, AttributeValue] | None = None) -> Resource:
+    """Resource of this process; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` win."""
+    own: dict[str, AttributeValue] = {
+        sc.SERVICE_NAME: _SERVICE_NAMES.get(role, "pdtrace"),
+        sc.SERVICE_INSTANCE_ID: str(uuid.uuid4()),
+        sc.HOST_NAME: platform.node(),
+        sc.HOST_ID: _host_id(),
+        sc.PROCESS_PID: os.getpid(),
+        sc.SCHEMA: sc.SCHEMA_VERSION,
+        sc.ROLE: role,
+        sc.CLOCK_ID: clock_id(),
+        **(attributes or {}),
+    }
+    users = Resource.create().attributes
+    chosen = {key: value for key, value in users.items() if not _is_default(key, value)}
+    return Resource({**own, **chosen})
+
+
+def _is_default(key: str, value: object) -> bool:
+    """The SDK fills in a service name when the user gave none."""
+    return key == sc.SERVICE_NAME and str(value).startswith("unknown_service")
+
+
+class Telemetry:
+    """Where one process's spans go: `tracer` for programs, `exporter` for the recorder.
+
+    Without an endpoint `exporter` is None and `tracer` records nothing.
+    """
+
+    def __init__(
+        self,
+        resource: Resource,
+        exporter: SpanExporter | None,
+        id_generator: IdGenerator | None = None,
+    ) -> None:
+        self.resource = resource
+        self.exporter = exporter
+        self.ids = id_generator or OwnRandomIds()
+        self._provider = TracerProvider(
+            resource=resource, id_generator=self.ids, shutdown_on_exit=False
+        )
+        self._processor: BatchSpanProcessor | None = None
+
+    @property
+    def tracer(self) -> Tracer:
+        """A tracer whose spans are batched to the exporter; the first call starts its thread."""
+        if self.exporter is not None and self._processor is None:
+            self._processor = BatchSpanProcessor(self.exporter, schedule_delay_millis=500)
+            self._provider.add_span_processor(self._processor)
+        return self._provider.get_tracer(sc.SCOPE_NAME)
+
+    def reopened(self) -> "Telemetry":
+        """The same for a forked child: its own process id, exporter and random source.
+
+        An exporter's connection must not be shared with the parent.
+        """
+        pid = Resource({sc.PROCESS_PID: os.getpid()})
+        exporter = make_exporter() if self.exporter is not None else None
+        return Telemetry(self.resource.merge(pid), exporter)
+
+    def shutdown(self, timeout_s: float = 2.0) -> None:
+        """Send what is buffered, waiting at most about `timeout_s`, and close."""
+        if self._processor is not None:
+            self._processor.force_flush(int(timeout_s * 1000))
+            self._provider.shutdown()
+        elif self.exporter is not None:
+            self.exporter.shutdown()
+
+
+def open_provider(
+    role: str,
+    resource_attributes: Mapping[str, AttributeValue] | None = None,
+    id_generator: IdGenerator | None = None,
+) -> Telemetry:
+    """Telemetry of this process from the environment.
+
+    Raises `ConfigurationError` for a setting that cannot be used.
+    """
+    return Telemetry(make_resource(role, resource_attributes), make_exporter(), id_generator)

@@ -1,0 +1,242 @@
+"""The hot path: one clock read and one append per event, on whatever thread has it.
+
+Everything else happens on a background thread of this process: events become spans, spans go to
+the exporter. The buffer is bounded and the newest event is dropped when it is full, because the
+older ones complete requests that are known already; nothing here blocks, and every loss is counted.
+"""
+
+import atexit
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from itertools import count
+from multiprocessing import util as multiprocessing_util
+from typing import Any, Final
+
+from opentelemetry.sdk.trace.export import SpanExportResult
+
+from pdtrace.tracing.assembly import Assembler
+from pdtrace.tracing.clock import Clock
+from pdtrace.tracing.events import Event, EventKind
+from pdtrace.tracing.guard import Guard
+from pdtrace.tracing.provider import Telemetry
+
+_log = logging.getLogger("pdtrace")
+BUFFER_EVENTS: Final = 65_536
+_BATCH_SPANS: Final = 512
+_POLL_S: Final = 0.1
+_EXPORT_AFTER_S: Final = 0.5
+_SWEEP_S: Final = 10.0
+_REPORT_S: Final = 60.0
+# The thread gives the interpreter away after so many events, so that an engine's thread never
+# waits a whole switch interval for it.
+_SLICE_EVENTS: Final = 32
+
+Record = Callable[..., None]
+
+
+def make_record(
+    events: "deque[Event]", capacity: int, now: Callable[[], int], dropped: list[int]
+) -> Record:
+    """`record(kind, request_id, data=None)`, with everything it needs in its closure.
+
+    `len` and `append` of a deque and `next` of a count are single steps of the interpreter, so no
+    lock is needed; the buffer may exceed its capacity by as many events as there are threads.
+    `dropped[0]` is the number of events that found the buffer full.
+    """
+    append = events.append
+    drops = count(1)
+
+    def record(kind: EventKind, request_id: str, data: Any = None) -> None:
+        if len(events) >= capacity:
+            dropped[0] = next(drops)
+            return
+        append((kind, now(), request_id, data))
+
+    return record
+
+
+class Recorder:
+    """Collects events of one engine process and exports their spans.
+
+    `record(kind, request_id, data)` takes the instant now; `record_at(kind, mono_ns, request_id,
+    data)` one that was taken before. `data` must not be changed after the call.
+    """
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        clock: Clock | None = None,
+        guard: Guard | None = None,
+        capacity: int = BUFFER_EVENTS,
+        start: bool = True,
+    ) -> None:
+        self.clock = clock or Clock()
+        self.guard = guard or Guard()
+        self.now: Callable[[], int] = self.clock.mono_ns
+        self.dropped: Counter[str] = Counter()
+        self.recorded = 0
+        self.exported = 0
+        self._telemetry = telemetry
+        self._capacity = capacity
+        self._events: deque[Event] = deque()
+        self._buffer_full = [0]
+        self.record: Record = make_record(self._events, capacity, self.now, self._buffer_full)
+        self._assembler = Assembler(telemetry.resource, telemetry.ids, _version())
+        self._work = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._last_sweep = self._last_report = self._last_export = time.monotonic()
+        if start:
+            self._start()
+
+    def record_at(self, kind: EventKind, mono_ns: int, request_id: str, data: Any = None) -> None:
+        """Record an event whose instant was taken earlier."""
+        if len(self._events) >= self._capacity:
+            self.record(kind, request_id, data)  # counts the loss
+            return
+        self._events.append((kind, mono_ns, request_id, data))
+
+    def wall_ns(self, mono_ns: int) -> int:
+        """Unix nanoseconds of an instant of this process."""
+        return self.clock.anchor().to_wall_ns(mono_ns)
+
+    def flush(self) -> None:
+        """Turn all events so far into spans and export them, in the caller's thread."""
+        with self._work:
+            self._drain()
+            self._export()
+
+    def shutdown(self, timeout_s: float = 2.0) -> None:
+        """End what is open, send what is buffered, wait at most about `timeout_s`. Idempotent."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        finisher = threading.Thread(target=self._finish, name="pdtrace-finish", daemon=True)
+        finisher.start()
+        finisher.join(timeout_s)
+        self._telemetry.shutdown()
+
+    def _finish(self) -> None:
+        with self._work:
+            self._drain()
+            self._assembler.close(self.now())
+            self._export()
+            self._report()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="pdtrace-recorder", daemon=True)
+        self._thread.start()
+        _keep_through_fork_and_exit(self)
+
+    def _run(self) -> None:
+        stop = self._stop
+        while not stop.wait(_POLL_S):
+            try:
+                with self._work:
+                    self._tick(time.monotonic())
+            except Exception:
+                self.guard.failed("recorder")
+
+    def _tick(self, now_s: float) -> None:
+        self._drain()
+        finished = self._assembler.finished
+        if finished and now_s - self._last_export >= _EXPORT_AFTER_S:
+            self._export()
+        if now_s - self._last_sweep >= _SWEEP_S:
+            self._last_sweep = now_s
+            self.clock.refresh()
+            self._assembler.expire(self.now())
+        if now_s - self._last_report >= _REPORT_S:
+            self._last_report = now_s
+            self._report()
+
+    def _drain(self) -> None:
+        events, assembler, anchor = self._events, self._assembler, self.clock.anchor()
+        taken = 0
+        while events:
+            try:
+                assembler.apply(events.popleft(), anchor)
+            except Exception:
+                self.guard.failed("assembly")
+            taken += 1
+            if taken % _SLICE_EVENTS == 0:
+                time.sleep(0)
+            if len(assembler.finished) >= _BATCH_SPANS:
+                self._export()
+        self.recorded += taken
+
+    def _export(self) -> None:
+        spans = self._assembler.finished
+        self._last_export = time.monotonic()
+        if not spans:
+            return
+        batch = spans[:]
+        spans.clear()
+        exporter = self._telemetry.exporter
+        if exporter is None:
+            self.dropped["no_endpoint"] += len(batch)
+        elif exporter.export(batch) is SpanExportResult.SUCCESS:
+            self.exported += len(batch)
+        else:
+            self.dropped["export_failed"] += len(batch)
+
+    def losses(self) -> dict[str, int]:
+        """Everything that was lost so far, by reason: events or spans."""
+        lost = {"buffer_full": self._buffer_full[0], **self.dropped, **self._assembler.counts}
+        return {reason: number for reason, number in lost.items() if number}
+
+    def _report(self) -> None:
+        losses = self.losses()
+        losses.pop("no_endpoint", None)
+        if losses:
+            _log.warning(
+                "pdtrace: %d events recorded, %d spans exported; lost: %s",
+                self.recorded,
+                self.exported,
+                ", ".join(f"{reason} {number}" for reason, number in sorted(losses.items())),
+            )
+
+    def _restart_in_child(self) -> None:
+        """After a fork only the forking thread lives on, and the parent keeps what it recorded."""
+        self._events.clear()
+        self._telemetry = self._telemetry.reopened()
+        self._assembler = Assembler(self._telemetry.resource, self._telemetry.ids, _version())
+        self._work = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pdtrace-recorder", daemon=True)
+        self._thread.start()
+
+
+def _version() -> str:
+    try:
+        return version("pdtrace")
+    except PackageNotFoundError:
+        return ""
+
+
+def _keep_through_fork_and_exit(recorder: Recorder) -> None:
+    """Restart in a forked child; flush at exit.
+
+    A child of multiprocessing leaves without running `atexit`, so its own finalizers are used too.
+    """
+    reference = weakref.ref(recorder)
+
+    def in_child() -> None:
+        alive = reference()
+        if alive is not None and not alive._stop.is_set():
+            alive._restart_in_child()
+
+    def at_exit() -> None:
+        alive = reference()
+        if alive is not None:
+            alive.shutdown()
+
+    os.register_at_fork(after_in_child=in_child)
+    atexit.register(at_exit)
+    multiprocessing_util.Finalize(recorder, at_exit, exitpriority=10)
