@@ -89,6 +89,7 @@ class ClusterSettings:
             f"--shutdown-timeout={_SHUTDOWN_SECONDS}",
             *cpu_rig.ENGINE_FLAGS,
             *cpu_rig.layout_flags(self.layout),
+            *([f"--dtype={demo_model.DTYPE}"] if self.model in demo_model.MODELS else []),
             "--enable-prefix-caching" if self.prefix_caching else "--no-enable-prefix-caching",
         ]
         if self.mode != "none":

@@ -7,6 +7,7 @@ ourselves, before that process builds anything.
 
 import gc
 import os
+import secrets
 from typing import Any, Final
 
 PROGRESS_DELAY_US: Final = 1000
@@ -49,6 +50,7 @@ def apply() -> None:
     fork_workers()
     inspect_model_here()
     keep_heap_frozen()
+    name_shared_memory()
 
 
 def calm_progress_thread() -> None:
@@ -118,3 +120,14 @@ def keep_heap_frozen() -> None:
     vLLM unfreezes before its collections at shutdown, which then take three seconds.
     """
     gc.unfreeze = lambda: None
+
+
+def name_shared_memory() -> None:
+    """Give shared memory names that tell whose it is: a killed engine cannot remove its own."""
+    from multiprocessing import shared_memory
+
+    from pdtrace.connector.process_tree import shared_memory_prefix
+
+    prefix = shared_memory_prefix(os.getsid(0))
+    namer: Any = shared_memory
+    namer._make_filename = lambda: f"/{prefix}{secrets.token_hex(4)}"

@@ -1,8 +1,9 @@
 """Random-weight Qwen3 models for a laptop: nothing is downloaded, and the answers still differ.
 
 A model with the usual initialiser repeats one token for ever, and then "prefill/decode gives the
-same output as one engine" proves nothing. These weights are wide enough that each answer depends on
-its whole prompt. One token is one byte, and only printable ASCII can win, so text round-trips.
+same output as one engine" proves nothing. These weights are so wide, and the attention so sharp,
+that each token of an answer depends on its whole prompt. One token is one byte, and only printable
+ASCII can win, so that text round-trips.
 """
 
 import json
@@ -17,10 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     import torch
 
-CONTENT_VERSION: Final = 1
+CONTENT_VERSION: Final = 2
 """Part of the directory's name: raise it when the files of a model would change."""
+DTYPE: Final = "float32"
 _SEED: Final = 20_240_901
 _SPECIAL_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_QK_NORMS: Final = ("q_norm.weight", "k_norm.weight")
 _PRINTABLE: Final = range(0x20, 0x7F)
 _CHAT_TEMPLATE: Final = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -38,7 +41,9 @@ class Shape:
     heads: int
     kv_heads: int
     head_dim: int
-    initializer_range: float
+    initializer_range: float = 0.4
+    qk_norm: float = 2.0
+    """Weight of the norms before attention: at 1 it averages, and answers soon go in circles."""
     context: int = 4096
 
     @property
@@ -48,13 +53,14 @@ class Shape:
 
 
 MODELS: Final = {
-    "small": Shape(2, 128, 256, 4, 2, 64, initializer_range=0.4),
-    "large-kv": Shape(16, 128, 128, 8, 8, 128, initializer_range=0.4),
+    "small": Shape(2, 128, 256, 4, 2, 64),
+    "large-kv": Shape(16, 128, 128, 8, 8, 128),
 }
 """`small` is for correctness; `large-kv` has 128 KiB a token, so that transfers can be seen.
 
-Both are float32: many CPUs have no bfloat16 arithmetic and are ten times slower with it, and
-greedy answers of two engines agree only as far as their rounding does.
+Both want `DTYPE`: many CPUs have no bfloat16 arithmetic and are ten times slower with it, and
+greedy answers of two engines agree only as far as their rounding does. vLLM has to be told: by
+itself it turns float32 models into half precision.
 """
 
 
@@ -103,7 +109,7 @@ def _config(shape: Shape) -> dict[str, Any]:
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
-        "torch_dtype": "float32",
+        "torch_dtype": DTYPE,
         "vocab_size": 256 + len(_SPECIAL_TOKENS),
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
@@ -159,7 +165,7 @@ def _write_weights(path: Path, shape: Shape) -> None:
     weights = {}
     for name, dims in _tensors(shape):
         if len(dims) == 1:
-            weights[name] = torch.ones(dims)
+            weights[name] = torch.full(dims, shape.qk_norm if name.endswith(_QK_NORMS) else 1.0)
         else:
             weights[name] = torch.randn(dims, generator=generator) * shape.initializer_range
     _silence_unprintable(weights["lm_head.weight"])

@@ -38,7 +38,6 @@ class _Child:
     pid: int
     stage: int
     status: int | None = None
-    sweep_deadline: float = 0.0
 
 
 class Server:
@@ -159,9 +158,8 @@ class Server:
             if pid in self._children:
                 child = self._children[pid]
                 child.status = os.waitstatus_to_exitcode(status)
-                child.sweep_deadline = time.monotonic() + process_tree.TRACKER_SECONDS
         for child in [c for c in self._children.values() if c.status is not None]:
-            if process_tree.sweep_session(child.pid, child.sweep_deadline):
+            if process_tree.sweep(child.pid):
                 del self._children[child.pid]
                 self._send({"event": "exited", "pid": child.pid, "status": child.status})
 

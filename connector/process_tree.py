@@ -1,28 +1,28 @@
-"""What is left of a session once its leader is dead, and how to end it."""
+"""A session of processes: its members, and what it leaves behind once its leader is dead."""
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Final
 
-TRACKER_SECONDS: Final = 3.0
-"""How long Python's resource tracker may take to remove a dead engine's shared memory."""
+_SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+def shared_memory_prefix(session: int) -> str:
+    """How the names of a session's shared memory begin, so that its owner can be told later."""
+    return f"pdtrace-{os.getuid()}-{session}-"
 
 
 def members(session: int) -> list[int]:
     """Living processes of a session."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and _session_of(int(entry)) == session:
-            found.append(int(entry))
-    return found
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    return [pid for pid in pids if _session_of(pid) == session]
 
 
 def _session_of(pid: int) -> int | None:
     """Session id from /proc; None for zombies and for what is gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     # The name may hold spaces and brackets; fields count from the last bracket.
@@ -30,24 +30,16 @@ def _session_of(pid: int) -> int | None:
     return None if state in "ZX" else int(session)
 
 
-def _is_tracker(pid: int) -> bool:
-    try:
-        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def sweep_session(session: int, deadline: float) -> bool:
-    """Kill what outlived its leader; True once nothing is left.
-
-    Resource trackers are spared until the deadline: they end by themselves when their last process
-    is dead, and remove the shared memory that a killed engine could not.
-    """
+def sweep(session: int) -> bool:
+    """Kill what outlived its leader; True once nothing is left, of the shared memory neither."""
     left = members(session)
     for pid in left:
-        if not _is_tracker(pid) or time.monotonic() > deadline:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-    return not left
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    if left:
+        return False
+    for segment in _SHARED_MEMORY.glob(f"{shared_memory_prefix(session)}*"):
+        segment.unlink(missing_ok=True)
+    return True
