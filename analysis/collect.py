@@ -3,8 +3,8 @@
 A message is acknowledged only after it is in the file. Protobuf is stored as received.
 """
 
+import asyncio
 import logging
-import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +53,8 @@ class ListenError(Exception):
 class Collector:
     """Receives OTLP into a store, in threads of this process; port 0 takes a free one.
 
-    Ready when `start` returns or the `with` block is entered.
+    Ready when `start` returns or the `with` block is entered. A `StoreWriter` given in place of
+    a path is closed by `stop`.
     """
 
     def __init__(
@@ -134,8 +135,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
-        # create_server adds an aside to the system's words; a name that does not resolve has none.
-        why = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
+        why = str(error.strerror or error).partition(" (while ")[0]  # drop create_server's aside
         raise ListenError(f"cannot listen on {_authority(host, port)}: {why}") from error
 
 
@@ -281,6 +281,8 @@ async def _export_http(receiver: Receiver, request: Request) -> Response:
         return _answer(request, 400, grpc.StatusCode.INVALID_ARGUMENT, str(error))
     except Unavailable as error:
         return _answer(request, 503, grpc.StatusCode.UNAVAILABLE, str(error))
+    except asyncio.CancelledError:  # the grace of `stop` is over: the sender should retry
+        return _answer(request, 503, grpc.StatusCode.UNAVAILABLE, "the collector is stopping")
     # An ExportTraceServiceResponse without fields.
     return Response(b"{}" if kind == _JSON else b"", media_type=kind)
 

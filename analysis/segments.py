@@ -35,8 +35,11 @@ class StoreError(Exception):
 
 
 def is_store(path: Path) -> bool:
-    """True for a directory that carries the marker."""
-    return (path / MARKER).is_file()
+    """True for a directory that carries the marker; false also when it may not be searched."""
+    try:
+        return (path / MARKER).is_file()
+    except OSError:
+        return False
 
 
 def segment_paths(store: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from pdtrace.analysis.atomic import atomic_file
 from pdtrace.analysis.collect import GRPC_PORT, HTTP_PORT, Collector, ListenError
 from pdtrace.analysis.receive import Counts
 from pdtrace.analysis.segments import StoreError
+from pdtrace.analysis.sources import plural
 
 app = typer.Typer(add_completion=False)
 
@@ -52,7 +53,7 @@ def _announce(collector: Collector, store: Path, ready_file: Path | None) -> Non
 
 def _summary(counts: Counts) -> str:
     return (
-        f"stored {counts.messages} messages with {counts.spans} spans; "
+        f"stored {plural(counts.messages, 'message')} with {plural(counts.spans, 'span')}; "
         f"rejected {counts.rejected}, not stored for want of disk {counts.unavailable}"
     )
 

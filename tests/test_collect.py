@@ -96,7 +96,9 @@ def call(
 ) -> bytes:
     options = (("grpc.max_send_message_length", -1),)
     with grpc.insecure_channel(collector.grpc_address, options) as channel:
-        answer: bytes = channel.unary_unary(method)(body, timeout=30, compression=compression)
+        answer: bytes = channel.unary_unary(method, None, None)(
+            body, timeout=30, compression=compression
+        )
         return answer
 
 

@@ -66,7 +66,7 @@ def test_collect_until_told_to_stop(tmp_path: Path, number: int) -> None:
     assert (process.returncode, err) == (0, "")
     ready, counts = out.splitlines()
     assert addresses["grpc"] in ready and addresses["http"] in ready
-    assert counts.startswith("stored 1 messages with 8 spans; rejected 0")
+    assert counts.startswith("stored 1 message with 8 spans; rejected 0")
 
 
 def test_killed_collector_keeps_what_it_acknowledged(tmp_path: Path) -> None:
@@ -79,6 +79,24 @@ def test_killed_collector_keeps_what_it_acknowledged(tmp_path: Path) -> None:
             urllib.request.urlopen(request, timeout=30).close()
         process.kill()
     assert read_spans([tmp_path / "store"]) == read_spans([CASES[0]])
+
+
+def test_slow_sender_does_not_hold_the_collector(tmp_path: Path) -> None:
+    """A body that is still on its way at the stop is answered 503, with no traceback."""
+    head = b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n"
+    expect = b"Expect: 100-continue\r\nContent-Length: 100\r\n\r\n"
+    with collecting(tmp_path / "store", tmp_path / "ready") as process:
+        address = json.loads((tmp_path / "ready").read_text())["http"]
+        port = int(address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as sender:
+            sender.sendall(head + expect)
+            assert b"100" in sender.recv(100)  # the request is being handled
+            process.send_signal(signal.SIGTERM)
+            answer = sender.recv(100)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert "Traceback" not in err
 
 
 def test_collect_says_why_it_cannot_start(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pdtrace.analysis.otlp import (
@@ -297,7 +297,7 @@ spans = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(spans, max_size=4))
 def test_any_span_survives_the_round_trip(written: list[dict[str, Any]]) -> None:
     """No value is changed on the way JSON, protobuf, strict JSON."""
@@ -316,7 +316,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(sorted(span() | {"attributes": 0, "events": 0, "status": 0})), json_values)
 def test_no_value_in_a_span_raises(name: str, value: Any) -> None:
     """Whatever a field holds, the span is read or counted, and its neighbour is read."""
