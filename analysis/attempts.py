@@ -68,7 +68,8 @@ def _classify(engine: pd.DataFrame) -> pd.DataFrame:
             "decode": engine["name"].isin(_DECODE_SPANS),
             "prefill": engine["name"].isin(_PREFILL_SPANS),
             "compute": engine["name"].isin(_COMPUTE_SPANS),
-            "goes_on": engine["name"] == semconv.SPAN_DECODE,
+            "goes_on": (engine["name"] == semconv.SPAN_DECODE)
+            & (engine["role"] != semconv.ROLE_PREFILL),
             "by_role": engine["role"] == semconv.ROLE_DECODE,
             "alone": engine["mode"] == semconv.MODE_NONE,
         }

@@ -36,7 +36,7 @@ def flags(
     own: pd.DataFrame,
     partial: bool = False,
 ) -> pd.Series:
-    """Tuple of the flags that hold for each request, in the order of the design's list."""
+    """Tuple of the flags that hold for each request, in alphabetical order."""
     missing = _missing(cone, row)
     holds = {
         "cold_handshake": cone.listed(handshakes),
@@ -51,11 +51,11 @@ def flags(
         CLOCKS_NOT_ALIGNED: ~row["aligned"],
     }
     held = pd.DataFrame(holds).astype("bool")
-    names = list(held.columns)
+    names = sorted(held.columns)
     return pd.Series(
         [
             tuple(name for name, yes in zip(names, values, strict=True) if yes)
-            for values in held.itertuples(index=False)
+            for values in held[names].itertuples(index=False)
         ],
         index=row.index,
         dtype="object",

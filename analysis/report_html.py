@@ -113,7 +113,7 @@ def _bars(summary: Summary) -> list[Bar]:
         count = int(summary.counts.loc[mode, "split"])
         sums = summary.exposed_sums.loc[mode]
         parts = {name: int(sums[name]) / count for name in phases.READING_ORDER if int(sums[name])}
-        bars.append(Bar(str(mode), f"{sum(parts.values()) / 1e6:,.1f} ms", parts))
+        bars.append(Bar(str(mode), f"{report.mean_ttft(summary, str(mode))} ms", parts))
     return bars
 
 
