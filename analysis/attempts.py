@@ -14,7 +14,7 @@ from pdtrace.tracing import semconv
 SIDE_PREFILL: Final = "prefill"
 SIDE_DECODE: Final = "decode"
 SIDE_ROUTER: Final = "router"
-KEY: Final = ["request_id", "engine_id", "engine_request_id"]
+_TRY: Final = ["key", "engine_id", "engine_request_id"]
 
 _ROUTER_SPANS: Final = (semconv.SPAN_REQUEST, semconv.SPAN_LEG)
 _DECODE_SPANS: Final = (
@@ -45,18 +45,19 @@ _FATAL_ON_D: Final = (
 
 
 def own_spans(spans: pd.DataFrame) -> pd.DataFrame:
-    """Our own spans only, with `side` and `local` added; other producers' spans are left out.
+    """Our own spans only, with `key`, `try`, `side` and `local` added; the index stays.
 
-    Needs the columns of the spans table; the index stays that of the table.
+    `key` numbers the requests in the order of their ids, `try` the tries. Needs the columns of
+    the spans table; other producers' spans are left out.
     """
     own = spans[spans["name"].isin(semconv.OWN_SPANS)].copy()
-    engine = own[~own["name"].isin(_ROUTER_SPANS)]
-    groups = _classify(engine)
-    placed = own[KEY].merge(groups, how="left", left_on=KEY, right_index=True)
-    placed.index = own.index
+    own["key"] = pd.factorize(own["request_id"], sort=True)[0].astype("int64")
+    own["try"] = own.groupby(_TRY).ngroup().astype("int64")
     router = own["name"].isin(_ROUTER_SPANS)
-    own["side"] = placed["side"].where(~router, SIDE_ROUTER).astype("str")
-    own["local"] = placed["local"].where(~router, False).astype("bool")
+    groups = _classify(own[~router])
+    side = own["try"].map(groups["side"])
+    own["side"] = side.where(~router, SIDE_ROUTER).astype("str")
+    own["local"] = own["try"].map(groups["local"]).eq(True) & ~router
     return own
 
 
@@ -64,16 +65,16 @@ def _classify(engine: pd.DataFrame) -> pd.DataFrame:
     """One row per try: `side`, `local`."""
     marks = pd.DataFrame(
         {
-            **{column: engine[column] for column in KEY},
             "decode": engine["name"].isin(_DECODE_SPANS),
             "prefill": engine["name"].isin(_PREFILL_SPANS),
             "compute": engine["name"].isin(_COMPUTE_SPANS),
-            "goes_on": engine["name"] == semconv.SPAN_DECODE,
+            "goes_on": (engine["name"] == semconv.SPAN_DECODE)
+            & (engine["role"] != semconv.ROLE_PREFILL),
             "by_role": engine["role"] == semconv.ROLE_DECODE,
             "alone": engine["mode"] == semconv.MODE_NONE,
         }
     )
-    found = marks.groupby(KEY)[list(marks.columns[len(KEY) :])].any()
+    found = marks.groupby(engine["try"]).any()
     hands_over = found["decode"] | found["prefill"]
     found["local"] = found["compute"] & ~hands_over & (found["alone"] | found["goes_on"])
     bare = ~found["prefill"] & ~found["compute"] & found["by_role"]
@@ -83,43 +84,30 @@ def _classify(engine: pd.DataFrame) -> pd.DataFrame:
 
 
 def attempts(own: pd.DataFrame) -> pd.DataFrame:
-    """One row per try on an engine, sorted by time: request_id, side, local, start_ns, chosen.
+    """One row per try on an engine, by time: request_id, key, side, local, start_ns, chosen.
 
-    `start_ns` is when the engine had the request. On each side the last successful try is
-    `chosen`; without a success the last one that got furthest.
+    The index is `try`. `start_ns` is when the engine had the request. On each side the last
+    successful try is `chosen`; without a success the last one that got furthest.
     """
     engine = own[own["side"] != SIDE_ROUTER]
     p_side = engine["side"] == SIDE_PREFILL
-    works = engine["name"].isin((semconv.SPAN_FIRST_DECODE, semconv.SPAN_PREFILL))
+    first_decode = engine["name"] == semconv.SPAN_FIRST_DECODE
+    prefill = engine["name"] == semconv.SPAN_PREFILL
+    works = first_decode | (prefill & (p_side | engine["local"]))
     fatal = engine["name"].isin(_FATAL_ON_P).where(p_side, engine["name"].isin(_FATAL_ON_D))
+    by_try = engine["try"]
+    grade = works.groupby(by_try).any().astype("int64") * (
+        2 - (fatal & engine["error"]).groupby(by_try).any().astype("int64")
+    )
+    tries = engine.groupby("try")[["request_id", "key", "side", "local"]].first()
     # A match begins with the peer's registration, which may come before P has the request.
-    since = engine["start_ns"].where(engine["name"] != semconv.SPAN_MATCH, engine["end_ns"])
-    marked = engine.assign(
-        had_ns=since,
-        works=works & (p_side | engine["local"] | (engine["name"] == semconv.SPAN_FIRST_DECODE)),
-        failed=fatal & engine["error"],
-    )
-    tries = (
-        marked.groupby(KEY)
-        .agg(
-            side=("side", "first"),
-            local=("local", "first"),
-            start_ns=("had_ns", "min"),
-            works=("works", "any"),
-            failed=("failed", "any"),
-        )
-        .reset_index()
-    )
-    tries["grade"] = tries["works"].astype("int64") * (2 - tries["failed"].astype("int64"))
-    tries = tries.sort_values(["request_id", "side", "grade", "start_ns", *KEY[1:]])
-    tries["chosen"] = ~tries.duplicated(["request_id", "side"], keep="last")
-    columns = [*KEY, "side", "local", "start_ns", "chosen"]
-    return tries.sort_values(["request_id", "start_ns", *KEY[1:]])[columns].reset_index(drop=True)
+    had_ns = engine["start_ns"].where(engine["name"] != semconv.SPAN_MATCH, engine["end_ns"])
+    tries = tries.assign(start_ns=had_ns.groupby(by_try).min(), grade=grade)
+    tries = tries.sort_values(["key", "side", "grade", "start_ns"], kind="stable")
+    tries["chosen"] = ~tries.duplicated(["key", "side"], keep="last")
+    return tries.sort_values(["key", "start_ns"], kind="stable").drop(columns="grade")
 
 
 def in_chosen(own: pd.DataFrame, tries: pd.DataFrame) -> pd.Series:
     """For each own span: is it the router's, or of a try that counts? (bool, own's index)"""
-    chosen = tries.loc[tries["chosen"], KEY].assign(chosen=True)
-    marked = own[KEY].merge(chosen, how="left", on=KEY)
-    marked.index = own.index
-    return (own["side"] == SIDE_ROUTER) | marked["chosen"].eq(True)
+    return (own["side"] == SIDE_ROUTER) | own["try"].map(tries["chosen"]).eq(True)

@@ -11,7 +11,7 @@ from pdtrace.analysis import phases
 
 WIDTH: Final = 1000
 LABEL: Final = 92
-PLOT: Final = WIDTH - LABEL - 84
+PLOT: Final = WIDTH - LABEL - 108
 BAR: Final = 34
 LANE: Final = 20
 CHARACTER: Final = 6.4

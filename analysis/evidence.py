@@ -19,7 +19,8 @@ ABORTED: Final = "aborted"
 def clocks(cone: Cone, halfwidth_ns: pd.Series | None) -> dict[str, pd.Series]:
     """`clock_halfwidth_ns` (0 on one clock, `<NA>` when not known) and `aligned`."""
     named = cone.spans[cone.spans["clock_id"] != ""]
-    several = named.groupby("request_id")["clock_id"].nunique().reindex(cone.requests) > 1
+    pairs = named[["key", "clock_id"]].drop_duplicates()
+    several = cone.listed(pairs[pairs.duplicated("key")])
     zero = pd.Series(0, index=cone.requests, dtype="Int64")
     estimate = pd.Series(pd.NA, index=cone.requests, dtype="Int64")
     if halfwidth_ns is not None:
@@ -35,7 +36,7 @@ def flags(
     own: pd.DataFrame,
     partial: bool = False,
 ) -> pd.Series:
-    """Tuple of the flags that hold for each request, in the order of the design's list."""
+    """Tuple of the flags that hold for each request, in alphabetical order."""
     missing = _missing(cone, row)
     holds = {
         "cold_handshake": cone.listed(handshakes),
@@ -50,11 +51,11 @@ def flags(
         CLOCKS_NOT_ALIGNED: ~row["aligned"],
     }
     held = pd.DataFrame(holds).astype("bool")
-    names = list(held.columns)
+    names = sorted(held.columns)
     return pd.Series(
         [
             tuple(name for name, yes in zip(names, values, strict=True) if yes)
-            for values in held.itertuples(index=False)
+            for values in held[names].itertuples(index=False)
         ],
         index=row.index,
         dtype="object",
@@ -62,8 +63,8 @@ def flags(
 
 
 def _several_traces(cone: Cone) -> pd.Series:
-    traces = cone.spans.groupby("request_id")["trace_id"].nunique()
-    return traces.reindex(cone.requests) > 1
+    pairs = cone.spans[["key", "trace_id"]].drop_duplicates()
+    return cone.listed(pairs[pairs.duplicated("key")])
 
 
 def _expired_early(cone: Cone, row: pd.DataFrame) -> pd.Series:

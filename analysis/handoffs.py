@@ -135,35 +135,31 @@ def _decode(cone: Cone) -> dict[str, pd.Series]:
 
 def _starts(cone: Cone, tries: pd.DataFrame) -> dict[str, pd.Series]:
     """Start of the first try on each side: its arrival, or its leg if it never arrived."""
-    chosen = tries[tries["chosen"]].set_index(["request_id", "side"])["start_ns"]
-    until = chosen.reindex(pd.MultiIndex.from_frame(tries[["request_id", "side"]]))
-    earlier_tries = tries[tries["start_ns"].to_numpy() <= until.to_numpy()]
+    counted = tries[tries["chosen"]]
+    columns = ["key", "side", "start_ns"]
+    paired = tries[columns].merge(counted[columns], on=columns[:2], suffixes=("", "_counted"))
+    not_later = paired[paired["start_ns"] <= paired["start_ns_counted"]]
     legs = _numbered_legs(cone)
     found = {}
     for side, name in ((SIDE_PREFILL, "p_first_ns"), (SIDE_DECODE, "d_first_ns")):
         mine = legs[legs["leg"] == side]
-        arrival = cone.reduce(earlier_tries[earlier_tries["side"] == side], "start_ns", "min")
+        arrival = cone.reduce(not_later[not_later["side"] == side], "start_ns", "min")
         leg = [cone.reduce(mine[mine["place"] == place], "start_ns", "min") for place in (0, 1)]
         lost_on_the_way = (arrival >= leg[1]).fillna(False).astype("bool")
         found[name] = arrival.where(~lost_on_the_way, leg[0])
-        again = (found[name] < _counted_start(cone, chosen, side)).fillna(False).astype("bool")
+        start = cone.reduce(counted[counted["side"] == side], "start_ns", "min")
+        again = (found[name] < start).fillna(False).astype("bool")
         found[name.replace("first_ns", "retried")] = again | cone.listed(mine[mine["place"] > 0])
     return found
 
 
 def _numbered_legs(cone: Cone) -> pd.DataFrame:
-    """The router's legs by side in order of time: request_id, leg, start_ns, place (0 = first)."""
-    keys = ["request_id", "leg", "attempt"]
+    """The router's legs by side in order of time: key, leg, start_ns, place (0 = first)."""
+    keys = ["key", "leg", "attempt"]
     starts = cone.named(semconv.SPAN_LEG).groupby(keys, dropna=False)["start_ns"].min()
-    legs = starts.to_frame().reset_index().sort_values(["request_id", "leg", "start_ns"])
-    legs["place"] = legs.groupby(["request_id", "leg"]).cumcount()
+    legs = starts.to_frame().reset_index().sort_values(["key", "leg", "start_ns"])
+    legs["place"] = legs.groupby(["key", "leg"]).cumcount()
     return legs
-
-
-def _counted_start(cone: Cone, chosen: pd.Series, side: str) -> pd.Series:
-    """When the engine of the try that counts had the request (nullable ns)."""
-    mine = chosen[chosen.index.get_level_values("side") == side]
-    return mine.droplevel("side").astype("Int64").reindex(cone.requests)
 
 
 def _handoff(cone: Cone, found: pd.DataFrame, row: pd.DataFrame) -> dict[str, pd.Series]:
@@ -171,7 +167,6 @@ def _handoff(cone: Cone, found: pd.DataFrame, row: pd.DataFrame) -> dict[str, pd
     return {
         "blocks_ns": first_known(handed, transfers.by_request(cone, found, "blocks_ns")),
         "received_ns": transfers.sent_or_received(cone, found),
-        "begin_ns": cone.start(transfers.SUBMIT),
         "posted_ns": transfers.by_request(cone, found, "posted_ns"),
         "landed_ns": transfers.landed(cone, found, row["told_ns"]),
     }

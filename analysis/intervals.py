@@ -118,17 +118,16 @@ def _piece(
     lane: str | npt.NDArray[np.object_],
 ) -> pd.DataFrame:
     """Rows of one layer whose two edges are both known."""
-    frame = pd.DataFrame(
+    known = (start.notna().to_numpy() & end.notna().to_numpy()).astype(np.bool_)
+    return pd.DataFrame(
         {
-            "request_id": ids.to_numpy(),
+            "request_id": ids[known],
             "layer": np.int64(layer),
-            "lane": lane,
-            "start_ns": start.array,
-            "end_ns": end.array,
+            "lane": lane if isinstance(lane, str) else lane[known],
+            "start_ns": start.to_numpy(dtype=np.int64, na_value=0)[known],
+            "end_ns": end.to_numpy(dtype=np.int64, na_value=0)[known],
         }
     )
-    known = frame.dropna(subset=["start_ns", "end_ns"])
-    return known.astype({"start_ns": "int64", "end_ns": "int64", "layer": "int64"})
 
 
 def without_handshakes(active: Bools, push: Bools) -> Bools:

@@ -114,10 +114,17 @@ def phase_table(summary: Summary) -> Table:
             continue
         cells = [_mean_cell(int(exposed[m]), int(hidden[m]), int(counts[m])) for m in modes]
         rows.append((phases.CLASS_OF[name], name, *cells))
-    totals = [milliseconds_mean(int(summary.exposed_sums.loc[m].sum()), counts[m]) for m in modes]
-    rows.append(("", "TTFT", *totals))
+    if modes:
+        rows.append(("", "TTFT", *(mean_ttft(summary, mode) for mode in modes)))
     header = ("class", "phase", *(f"{m} (n={counts[m]})" for m in modes))
     return Table("Mean of each phase, ms (means add up; hidden in brackets)", header, rows)
+
+
+def mean_ttft(summary: Summary, mode: str) -> str:
+    """The mean TTFT of a mode in ms, `>=` when one of its requests is a lower bound."""
+    total = int(summary.exposed_sums.T[mode].sum())
+    sign = AT_LEAST if summary.counts["lower_bounds"][mode] else ""
+    return sign + milliseconds_mean(total, int(summary.counts["split"][mode]))
 
 
 def milliseconds_mean(total_ns: int, count: int) -> str:
@@ -134,7 +141,8 @@ def count_sentences(summary: Summary) -> list[str]:
     """What is shown and what is not, one sentence per mode."""
     sentences = []
     for mode, row in summary.counts.iterrows():
-        parts = [f"{mode}: {row['requests']} requests, {row['split']} split"]
+        noun = "request" if row["requests"] == 1 else "requests"
+        parts = [f"{mode}: {row['requests']} {noun}, {row['split']} split"]
         for key, words in _COUNT_WORDS.items():
             if row[key]:
                 parts.append(f"{row[key]} {words}")

@@ -18,6 +18,7 @@ from pdtrace.analysis.summary import TTFT, Summary, summarise
 from pdtrace.analysis.timeline import slowest, timeline
 
 SHOWN: Final = 6
+LARGEST: Final = 6
 LANES: Final = {SIDE_ROUTER: "router", SIDE_PREFILL: "P", SIDE_DECODE: "D"}
 
 _PAGE: Final = Template("""<!DOCTYPE html>
@@ -77,7 +78,7 @@ def page(handoffs: Handoffs, split: Split, sources: Sequence[str], notes: Sequen
         too_few=report.TOO_FEW,
         quantiles=_grouped(quantiles),
         phase_title=escape(means.title),
-        means=_html_table(means, numeric_from=2),
+        means=_html_table(means, numeric_from=2, swatch_in=1),
         waterfalls=_waterfalls(handoffs, split),
         legend=_legend(),
         flags=_flags(split),
@@ -112,7 +113,7 @@ def _bars(summary: Summary) -> list[Bar]:
         count = int(summary.counts.loc[mode, "split"])
         sums = summary.exposed_sums.loc[mode]
         parts = {name: int(sums[name]) / count for name in phases.READING_ORDER if int(sums[name])}
-        bars.append(Bar(str(mode), f"{sum(parts.values()) / 1e6:,.1f} ms", parts))
+        bars.append(Bar(str(mode), f"{report.mean_ttft(summary, str(mode))} ms", parts))
     return bars
 
 
@@ -124,6 +125,7 @@ def _waterfalls(handoffs: Handoffs, split: Split) -> str:
     rows = dict(request_rows(split.requests.loc[ids]))
     return "".join(
         f'<div class="request">{_heading(request_id, rows[request_id])}'
+        f"{_largest(split.exposed.T[request_id])}"
         f"{_chart(pieces[pieces['request_id'] == request_id], rows[request_id])}</div>"
         for request_id in ids
     )
@@ -146,9 +148,19 @@ def _heading(request_id: str, row: RequestRow) -> str:
     )
 
 
+def _largest(exposed: pd.Series) -> str:
+    """The phases that own most of a request, largest first."""
+    ranked = exposed[exposed > 0].sort_values(ascending=False, kind="stable")[:LARGEST]
+    items = "".join(
+        f"<span>{_swatch(str(name))}{name} {report.milliseconds(int(ns))}</span>"
+        for name, ns in ranked.items()
+    )
+    return f'<div class="key">{items}</div>'
+
+
 def _key() -> str:
     items = "".join(
-        f'<span><i class="swatch s-{_CLASS_SWATCH[name]}"></i>{escape(words)}</span>'
+        f"<span>{_swatch(_CLASS_SWATCH[name])}{escape(words)}</span>"
         for name, words in CLASS_WORDS.items()
     )
     return f'<div class="key">{items}</div>'
@@ -156,7 +168,7 @@ def _key() -> str:
 
 def _legend() -> str:
     rows = "".join(
-        f'<tr><td><i class="swatch s-{phase.name}"></i><code>{phase.name}</code></td>'
+        f"<tr><td>{_swatch(phase.name)}<code>{phase.name}</code></td>"
         f"<td>{phase.class_}{' · ' + phase.group if phase.group else ''}</td>"
         f"<td>{escape(phase.interval)}</td></tr>"
         for phase in phases.PHASES
@@ -170,11 +182,18 @@ def _grouped(table: report.Table) -> str:
     return _html_table(table, numeric_from=2, group_by=0)
 
 
-def _html_table(table: report.Table, numeric_from: int, group_by: int | None = None) -> str:
+def _html_table(
+    table: report.Table,
+    numeric_from: int,
+    group_by: int | None = None,
+    swatch_in: int | None = None,
+) -> str:
+    """`swatch_in`: the column whose cells name phases and get their colour in front."""
+
     def cells(tag: str, row: tuple[str, ...]) -> str:
         return "".join(
-            f"<{tag}{' class=' + chr(34) + 'num' + chr(34) if place >= numeric_from else ''}>"
-            f"{escape(cell)}</{tag}>"
+            f"<{tag}{_NUMERIC if place >= numeric_from else ''}>"
+            f"{_swatch(cell) if place == swatch_in else ''}{escape(cell)}</{tag}>"
             for place, cell in enumerate(row)
         )
 
@@ -183,10 +202,18 @@ def _html_table(table: report.Table, numeric_from: int, group_by: int | None = N
         fresh = group_by is not None and row[group_by] != last
         shown = row if fresh or group_by is None else ("", *row[1:])
         last = row[0]
-        body.append(f"<tr{' class=' + chr(34) + 'head' + chr(34) if fresh else ''}>")
+        body.append(f"<tr{_GROUP if fresh else ''}>")
         body.append(cells("td", shown) + "</tr>")
     head = f"<thead><tr>{cells('th', table.header)}</tr></thead>"
     return f"<table>{head}<tbody>{''.join(body)}</tbody></table>"
+
+
+_NUMERIC: Final = ' class="num"'
+_GROUP: Final = ' class="head"'
+
+
+def _swatch(phase: str) -> str:
+    return f'<i class="swatch s-{phase}"></i>' if phase in phases.PRIORITY else ""
 
 
 def _flags(split: Split) -> str:

@@ -39,7 +39,7 @@ h1{font-size:26px;margin:0 0 4px;letter-spacing:-.01em}
 h2{font-size:17px;margin:0 0 4px}
 p{margin:0 0 10px}
 .soft,.lede{color:var(--soft)}
-.lede{max-width:78ch}
+.lede{max-width:92ch}
 section{background:var(--card);border:1px solid var(--line);border-radius:10px;
 padding:20px 22px;margin-top:18px;overflow-x:auto}
 .cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(225px,1fr));gap:14px;
@@ -70,6 +70,7 @@ line.grid{stroke:var(--grid)}line.rule{stroke:var(--line)}
 .swatch{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;
 vertical-align:-1px}
 .request{margin-top:18px}.request:first-of-type{margin-top:8px}
+.request .key{margin:4px 0 0;color:var(--soft)}
 .request h3{font-size:13.5px;margin:0;font-weight:600}
 .flag{display:inline-block;border:1px solid var(--warn);color:var(--warn);border-radius:9px;
 padding:0 8px;font-size:11.5px;margin-left:6px}

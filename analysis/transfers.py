@@ -13,9 +13,16 @@ from pdtrace.tracing import semconv
 
 SUBMIT: Final = (semconv.SPAN_WRITE_SUBMIT, semconv.SPAN_READ_SUBMIT)
 COMPLETE: Final = (semconv.SPAN_WRITE_COMPLETE, semconv.SPAN_READ_COMPLETE)
-RANK: Final = ["request_id", "pp_rank", "tp_rank"]
-MATCH_INSTANTS: Final = ["blocks_ns", "received_ns", "both_ns"]
-WIRE_INSTANTS: Final = ["begin_ns", "posted_ns", "wire_ns", "done_ns"]
+RANK: Final = ["key", "pp_rank", "tp_rank"]
+INSTANTS: Final = (
+    "blocks_ns",
+    "received_ns",
+    "both_ns",
+    "begin_ns",
+    "posted_ns",
+    "wire_ns",
+    "done_ns",
+)
 
 
 def ranks(cone: Cone) -> pd.DataFrame:
@@ -32,12 +39,13 @@ def ranks(cone: Cone) -> pd.DataFrame:
         "wire_ns": complete.groupby(RANK)["start_ns"].min(),
         "done_ns": complete.groupby(RANK)["end_ns"].max(),
     }
-    keys = pd.concat([cone.named(names)[RANK] for names in (SUBMIT, COMPLETE)])
-    keys = pd.concat([keys, cone.named(semconv.SPAN_MATCH, SIDE_PREFILL)[RANK]])
-    keys = keys.drop_duplicates().sort_values(RANK)
-    index = pd.MultiIndex.from_frame(keys)
-    found = {name: series.astype("Int64").reindex(index) for name, series in columns.items()}
-    return pd.DataFrame(found, index=index)[[*MATCH_INSTANTS, *WIRE_INSTANTS]].reset_index()
+    index = columns["both_ns"].index
+    for series in columns.values():
+        index = index.union(series.index)
+    found = pd.DataFrame(
+        {name: columns[name].astype("Int64").reindex(index) for name in INSTANTS}, index=index
+    ).reset_index()
+    return found.assign(request_id=cone.requests[found["key"]])
 
 
 def _matches(match: pd.DataFrame) -> dict[str, pd.Series]:
@@ -75,13 +83,14 @@ def _notifications(cone: Cone, found: pd.DataFrame) -> pd.Series:
     events = cone.events[cone.events["name"] == semconv.EVENT_NOTIFICATION_SEEN]
     from_push = (events["side"] == SIDE_DECODE) & (events["span"] == semconv.SPAN_KV_WAIT)
     from_pull = (events["side"] == SIDE_PREFILL) & (events["span"] == semconv.SPAN_LEASE)
-    events = events[from_push | from_pull].drop_duplicates(["request_id", "peer_rank", "time_ns"])
-    by_id = events.groupby("request_id")
-    known = by_id["peer_rank"].nunique()
-    seen = known.where(known > 0, by_id["time_ns"].size())
-    expected = found.dropna(subset=["begin_ns"]).groupby("request_id").size()
-    enough = seen.reindex(cone.requests).fillna(0) >= expected.reindex(cone.requests).fillna(0)
-    return cone.reduce(events, "time_ns", "max").where(enough)
+    events = events[from_push | from_pull].drop_duplicates(["key", "peer_rank", "time_ns"])
+    by_key = events.groupby("key")
+    known = by_key["peer_rank"].nunique()
+    seen = known.where(known > 0, by_key["time_ns"].size())
+    expected = found.dropna(subset=["begin_ns"]).groupby("key").size()
+    every = range(len(cone.requests))
+    enough = seen.reindex(every).fillna(0) >= expected.reindex(every).fillna(0)
+    return cone.reduce(events, "time_ns", "max").where(enough.to_numpy())
 
 
 def handshakes(cone: Cone, requests: pd.DataFrame) -> pd.DataFrame:
@@ -103,9 +112,10 @@ def handshakes(cone: Cone, requests: pd.DataFrame) -> pd.DataFrame:
     for side, limit in limits.items():
         mine = rows[rows["side"] == side]
         usable = mine.groupby(RANK)["end_ns"].transform("max")
-        latest = limit.reindex(mine["request_id"]).set_axis(mine.index)
+        latest = limit.iloc[mine["key"]].set_axis(mine.index)
         kept.append(mine[(usable <= latest).fillna(True).astype("bool")])
-    return pd.concat(kept)[["request_id", "side", "start_ns", "end_ns"]].reset_index(drop=True)
+    columns = ["request_id", "key", "side", "start_ns", "end_ns"]
+    return pd.concat(kept)[columns].reset_index(drop=True)
 
 
 def sent_or_received(cone: Cone, found: pd.DataFrame) -> pd.Series:

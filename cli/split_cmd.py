@@ -3,9 +3,10 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -84,14 +85,16 @@ def print_tables(done: Split, console: Console) -> None:
     tables = [report.quantile_table(summary), report.phase_table(summary)]
     for table in [*tables, report.flagged_table(done)]:
         if table.rows:
+            console.print(f"\n[bold]{escape(table.title)}[/bold]")
             console.print(_rich(table))
 
 
 def _rich(table: report.Table) -> RichTable:
-    drawn = RichTable(title=escape(table.title), title_justify="left", title_style="bold")
+    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False)
     for place, name in enumerate(table.header):
         numeric = place > 0 and all(_is_number(row[place]) for row in table.rows)
-        drawn.add_column(escape(name), justify="right" if numeric else "left")
+        side: Literal["left", "right"] = "right" if numeric else "left"
+        drawn.add_column(escape(name), justify=side, overflow="fold", no_wrap=place == 0)
     for row in table.rows:
         drawn.add_row(*(escape(cell) for cell in row))
     return drawn

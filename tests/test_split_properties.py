@@ -22,7 +22,7 @@ from pdtrace.tracing import semconv as sc
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
 WITHOUT_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 BATCHES = settings(
-    max_examples=5, deadline=None, suppress_health_check=SLOW, phases=WITHOUT_SHRINKING
+    max_examples=3, deadline=None, suppress_health_check=SLOW, phases=WITHOUT_SHRINKING
 )
 FEW = settings(max_examples=50, deadline=None)
 
@@ -66,7 +66,7 @@ shapes = st.builds(
     tokens=st.integers(1, 40),
     router=st.booleans(),
 ).map(lambda shape: shape if shape.push else replace(shape, dispatch="sequential"))
-batches = st.lists(shapes, min_size=8, max_size=16)
+batches = st.lists(shapes, min_size=10, max_size=16)
 
 
 def spans_of(batch: list[Shape]) -> list[SpanRecord]:

@@ -1,0 +1,103 @@
+"""`pdtrace split` as called from a shell: output, notes, exit status, bad input."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pdtrace.cli.main import main
+
+DATA = Path(__file__).parent / "data"
+GOOD = str(DATA / "c16_push_modes.otlp.jsonl")
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stopped:
+        main(["split", *arguments])
+    assert isinstance(stopped.value.code, int)
+    return stopped.value.code
+
+
+def test_default_output_is_tables(capfd: pytest.CaptureFixture[str]) -> None:
+    """Counts, quantiles with 'too few', means of phases."""
+    assert run(GOOD) == 0
+    out = capfd.readouterr().out
+    assert "push: 3 requests, 3 split" in out
+    assert "coordination wait" in out and "decode_capacity" in out and "too few" in out
+
+
+def test_html_is_written_beside_the_output(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The page names its source; the output stays."""
+    target = tmp_path / "page.html"
+    assert run(GOOD, "--json", "--html", str(target)) == 0
+    assert "c16_push_modes" in target.read_text(encoding="utf-8")
+    assert len(capfd.readouterr().out.splitlines()) == 3
+
+
+def test_html_that_cannot_be_written_is_one_sentence(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No traceback."""
+    assert run(GOOD, "--html", str(tmp_path / "no" / "page.html")) == 1
+    err = capfd.readouterr().err
+    assert "cannot write" in err and "Traceback" not in err
+
+
+def bad_files(folder: Path) -> dict[str, Path]:
+    other = folder / "other.json"
+    other.write_text('{"a": 1}')
+    empty = folder / "empty.jsonl"
+    empty.write_text("")
+    binary = folder / "picture.png"
+    binary.write_bytes(bytes(range(256)))
+    return {"missing": folder / "none", "other": other, "empty": empty, "binary": binary}
+
+
+@pytest.mark.parametrize("kind", ["missing", "other", "empty", "binary"])
+def test_unreadable_input_is_one_sentence(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Exit status 1, nothing on standard output, the file's name in the sentence."""
+    path = bad_files(tmp_path)[kind]
+    assert run(str(path)) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.startswith("pdtrace split: ") and path.name in err
+    assert "Traceback" not in err and len(err.strip().splitlines()) == 1
+
+
+def test_spans_of_other_producers_alone_are_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Readable OTLP in which no span says which request waited."""
+    text = Path(DATA / "c01_handshake.otlp.jsonl").read_text()
+    path = tmp_path / "foreign.jsonl"
+    path.write_text(text.replace('"name":"pd.', '"name":"other.'))
+    assert run(str(path)) == 1
+    assert "none of pdtrace's own" in capfd.readouterr().err
+
+
+def test_cut_last_line_keeps_the_rest(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A warning, and every request of the whole lines."""
+    path = tmp_path / "cut.jsonl"
+    path.write_text(Path(GOOD).read_text() + '{"resourceSpans": [{"reso')
+    assert run(str(path), "--json") == 0
+    out, err = capfd.readouterr()
+    assert len(out.splitlines()) == 3
+    assert "note: " in err and "cut.jsonl" in err
+
+
+def test_partial_answer_differs_in_flag_and_exit_status(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The trace store cut its answer: what is missing says nothing about the system."""
+    assert run(str(DATA / "c07_tempo_v1.json"), "--json") == 0
+    whole = json.loads(capfd.readouterr().out)
+    assert run(str(DATA / "c07_tempo_v2_partial.json"), "--json") == 3
+    part = json.loads(capfd.readouterr().out)
+    assert (whole["flags"], whole["classes"]["unattributed"]) == ([], 0)
+    assert set(part["flags"]) == {"missing_decode", "partial_trace"}
+    assert part["ttft_ns"] == whole["ttft_ns"] == 420_000_000
+    assert part["classes"]["unattributed"] == 218_000_000
