@@ -175,9 +175,7 @@ def encode_request(spans: Sequence[ReadableSpan]) -> bytes:
     return b"".join([_field(1, _resource_spans(*group)) for group in groups.values()])
 
 
-def _resource_spans(
-    resource: Resource, scopes: Mapping[int, tuple[Any, Sequence[bytes]]]
-) -> bytes:
+def _resource_spans(resource: Resource, scopes: Mapping[int, tuple[Any, Sequence[bytes]]]) -> bytes:
     """ResourceSpans: resource 1, scope_spans 2."""
     scope_spans = [_field(2, _scope(s) + b"".join(encoded)) for s, encoded in scopes.values()]
     return _resource(resource) + b"".join(scope_spans)
