@@ -23,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import RemoteMet
 from pdtrace.connector.pull import PullWorkerHooks
 from pdtrace.connector.push import PushWorkerHooks
 from pdtrace.tracing import semconv as sc
+from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.ids import derived_trace_id
 from pdtrace.tracing.testing import SettableClock
 
@@ -773,3 +774,86 @@ def test_no_notes_are_lost_between_threads(push: Pair) -> None:
     taker.join(60)
     taken.extend(push.d.hooks.take_notes()[0])
     assert [request_id for request_id, _, _ in taken] == [str(i) for i in range(2000)]
+
+
+PUSH_HOOKS = (
+    "_ensure_handshake",
+    "get_transfer_results",
+    "get_xfer_descs",
+    "prep_xfer_dlist",
+    "make_prepped_xfer",
+    "get_xfer_telemetry",
+    "get_new_notifs",
+    "send_notif",
+    "_send_registration_to_p",
+    "_do_send_reg_notif",
+    "_pop_matching_finished_blocks",
+    "_do_start_push_kv",
+    "_xfer_blocks_for_req",
+)
+PULL_HOOKS = (
+    "_ensure_handshake",
+    "get_transfer_results",
+    "make_prepped_xfer",
+    "get_xfer_telemetry",
+    "get_new_notifs",
+    "_read_blocks_for_req",
+    "_get_new_notifs",
+)
+
+
+@pytest.fixture
+def fake_failing_hooks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """Injects a failure into both hooks of one method; gives the list of errors told."""
+    observe = Guard.observe
+
+    def arm(broken: str) -> list[str]:
+        told: list[str] = []
+
+        def observe_with_failure(self: Guard, target: Any, method: str, **hooks: Any) -> bool:
+            if method == broken:
+                hooks = {"before": fake_failure, "after": fake_failure}
+            return observe(self, target, method, **hooks)
+
+        monkeypatch.setattr(Guard, "observe", observe_with_failure)
+        monkeypatch.setattr(Guard, "failed", lambda self, hook: told.append(hook))
+        return told
+
+    return arm
+
+
+@pytest.mark.parametrize("broken", PUSH_HOOKS)
+def test_a_push_arrives_whichever_hook_fails(
+    make: Make, fake_failing_hooks: Callable[[str], list[str]], broken: str
+) -> None:
+    """From a cold pair to the freed blocks; the writer drops no request."""
+    told = fake_failing_hooks(broken)
+    pair = make(PushWorker, PushWorkerHooks)
+    register(pair, [3, 4])
+    eventually(lambda: not pair.d.worker._reg_send_inbox.empty())
+    pair.d.worker.writer_turn()
+    hand_over(pair, [1, 2], at=50)
+    turn_until(pair.p, lambda: not pair.p.worker._push_finished_blocks)
+    eventually(lambda: not pair.p.worker._handshake_futures)
+    turn_until(pair.p, lambda: pair.p.worker._sending_transfers)
+    written(pair)
+    assert moved(pair, [1, 2], [3, 4]) == 2 * 4096
+    assert set(told) == {broken}
+
+
+@pytest.mark.parametrize("broken", PULL_HOOKS)
+def test_a_pull_arrives_whichever_hook_fails(
+    make: Make, fake_failing_hooks: Callable[[str], list[str]], broken: str
+) -> None:
+    """D has its blocks and P frees its own."""
+    told = fake_failing_hooks(broken)
+    pair = make(PullWorker, PullWorkerHooks)
+    pair.p.worker._reqs_to_process.add(P_ID)
+    pair.p.worker._reqs_to_send[P_ID] = 1e12
+    read(pair, [3], [1])
+    eventually(lambda: not pair.d.worker._ready_requests.empty())
+    pair.d.step()
+    received(pair)
+    eventually(lambda: P_ID in pair.p.worker.get_transfer_results().finished_sending)
+    assert moved(pair, [1], [3]) == 4096
+    assert set(told) == {broken}
