@@ -75,7 +75,7 @@ def stored(collector: Any, base_id: str) -> list[SpanRecord]:
     return [r for r in records if r.attributes[sc.REQUEST_ID] == base_id]
 
 
-@pytest.mark.parametrize("compression", ["", "gzip"])
+@pytest.mark.parametrize("compression", ["", "none", "gzip"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_spans_arrive_as_they_were_made(
     environment: pytest.MonkeyPatch, collector: Any, protocol: str, compression: str
