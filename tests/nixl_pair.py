@@ -5,6 +5,8 @@ methods. Left out is what needs a model and an engine: the attributes that vLLM'
 derives from them are set by hand, and a handshake hands the agent's metadata over in memory.
 """
 
+# mypy: disable-error-code="var-annotated"
+
 import queue
 import threading
 import time
@@ -70,7 +72,9 @@ class _OneTurn:
 class _Small:
     """State of either worker; `lengths` are the bytes of one block in each region of memory."""
 
-    def build(self, engine_id: str, agent: Any, lengths: tuple[int, ...], peers: dict[int, Any]):  # type: ignore[no-untyped-def]
+    def build(
+        self: Any, engine_id: str, agent: Any, lengths: tuple[int, ...], peers: dict[int, Any]
+    ) -> None:
         self.engine_id, self.nixl_wrapper, self.lengths = engine_id, agent, lengths
         self.port = len(peers)
         peers[self.port] = self
@@ -115,7 +119,7 @@ class _Small:
         self.may_shake_hands.set()
         self.memory = [np.zeros((BLOCKS, length), dtype=np.uint8) for length in lengths]
 
-    def register(self) -> None:
+    def register(self: Any) -> None:
         """Pin the memory and prepare our own descriptors; the hooks are on by now."""
         agent = self.nixl_wrapper
         regions = [(m.ctypes.data, m.nbytes, 0, "") for m in self.memory]
@@ -125,7 +129,7 @@ class _Small:
         prepared = agent.prep_xfer_dlist("NIXL_INIT_AGENT", own)
         self.src_xfer_handles_by_block_size = {16: prepared}
 
-    def rows(self) -> Any:
+    def rows(self: Any) -> Any:
         """(address, bytes, device) of every block, region after region."""
         found = [
             (m.ctypes.data + block * m.shape[1], m.shape[1], 0)
@@ -134,7 +138,16 @@ class _Small:
         ]
         return np.array(found, dtype=np.uint64)
 
-    def _nixl_handshake(self, host, port, tp, engine_id, dcp=1, pp=1, notif_agents_only=False):  # type: ignore[no-untyped-def]
+    def _nixl_handshake(
+        self: Any,
+        host: str,
+        port: int,
+        tp_size: int,
+        engine_id: str,
+        dcp_size: int = 1,
+        pp_size: int = 1,
+        notif_agents_only: bool = False,
+    ) -> tuple[dict[tuple[int, int], str], float]:
         assert self.may_shake_hands.wait(60)
         if port not in self.peers:
             raise ConnectionError("injected: nobody listens there")
@@ -159,7 +172,7 @@ class _Small:
             self.dst_xfer_side_handles[engine_id][0] = agent.prep_xfer_dlist(name, theirs)
         return {(0, 0): name}, 0.0
 
-    def close(self) -> None:
+    def close(self: Any) -> None:
         """Give everything back."""
         self._handshake_initiation_executor.shutdown()
         agent = self.nixl_wrapper
@@ -177,10 +190,10 @@ class _Small:
         """vLLM's destructor calls this."""
 
 
-class PushWorker(_Small, NixlPushConnectorWorker):
+class PushWorker(_Small, NixlPushConnectorWorker):  # type: ignore[misc]
     """vLLM's push worker; its writer's loop runs when a test says so."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self: Any, *args: Any) -> None:
         self.build(*args)
         self._sending_transfers, self._send_failures = defaultdict(list), set()
         self._sending_transfers_lock = threading.Lock()
@@ -190,17 +203,17 @@ class PushWorker(_Small, NixlPushConnectorWorker):
         self._deferred_push_inbox = queue.Queue()
         self._push_writer_wake = threading.Event()
 
-    def writer_turn(self) -> None:
+    def writer_turn(self: Any) -> None:
         """The writer's loop, once."""
         self._push_writer_stop = _OneTurn()
         self._push_writer_wake.set()
         self._push_writer_loop()
 
 
-class PullWorker(_Small, NixlPullConnectorWorker):
+class PullWorker(_Small, NixlPullConnectorWorker):  # type: ignore[misc]
     """vLLM's pull worker."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self: Any, *args: Any) -> None:
         self.build(*args)
 
 
@@ -210,7 +223,7 @@ class Side:
     def __init__(self, worker: Any, hooks: type[WorkerHooks], clock: SettableClock) -> None:
         self.clock, self.worker = clock, worker
         self.recorder, self.exporter = make_recorder(clock)
-        self.hooks = hooks(self.recorder, worker)
+        self.hooks: Any = hooks(self.recorder, worker)
         self.hooks.install(self.recorder.guard)
         worker.register()
 

@@ -286,7 +286,7 @@ def test_a_decode_leg_refused_for_capacity() -> None:
     engine.output(70)
     leg.num_preemptions = 2
     engine.finish(80, leg)
-    refused = [(sc.EVENT_REFUSED, 45, {})]
+    refused: list[Any] = [(sc.EVENT_REFUSED, 45, {})]
     assert engine.spans() == [
         ADMISSION,
         KV_WAIT,
@@ -426,7 +426,7 @@ def test_a_decode_leg_aborted_at_each_stage(stage: str, expected: tuple[str, int
     engine.output(95, WorkerNotes([(ID, EPOCH_NS + 94, 0)]), finished_recving={ID})
     last = engine.spans()[-1]
     name, start = expected
-    own = dict(ABORT)
+    own: dict[str, Any] = dict(ABORT)
     if stage == "decoding":
         own |= {sc.OUTPUT_TOKENS: 1, sc.PREEMPTIONS: 0}
     assert last == span(name, start, 90, "push", own)
@@ -541,7 +541,7 @@ def test_hooks_that_fail_leave_the_engine_its_results() -> None:
     recorder, _ = make_recorder(SettableClock())
     guard = Guard()
     recorder.record = recorder.record_at = FakeBrokenRecord()  # type: ignore[method-assign]
-    connector = Connector()
+    connector: Any = Connector()
     SchedulerHooks(recorder, "push", "demo").install(connector, guard)
     broken = SimpleNamespace()  # without any attribute that a hook needs
     output = KVConnectorOutput(finished_recving={ID}, finished_sending={ID})
@@ -553,8 +553,8 @@ def test_hooks_that_fail_leave_the_engine_its_results() -> None:
     assert connector.update_connector_output(output) is None
     leg.status = LENGTH
     assert connector.request_finished_all_groups(leg, ([1],)) == (False, None)
-    assert connector.request_finished(broken, [1]) == (False, None)  # type: ignore[arg-type]
-    assert connector.update_connector_output(broken) is None  # type: ignore[arg-type,func-returns-value]
+    assert connector.request_finished(broken, [1]) == (False, None)
+    assert connector.update_connector_output(broken) is None
     assert set(guard.errors) >= {
         "on_new_request",
         "get_num_new_matched_tokens",

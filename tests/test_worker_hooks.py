@@ -1,8 +1,11 @@
 """Worker hooks on vLLM's own methods, with two real NIXL agents that move real memory."""
 
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +23,13 @@ from nixl_pair import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import RemoteMeta, ReqMeta
 
+from pdtrace.connector.attach import Attachment
 from pdtrace.connector.pull import PullWorkerHooks
-from pdtrace.connector.push import PushWorkerHooks
+from pdtrace.connector.push import NixlPushConnector, PushWorkerHooks
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.ids import derived_trace_id
-from pdtrace.tracing.testing import SettableClock
+from pdtrace.tracing.testing import SettableClock, make_recorder
 
 pytestmark = pytest.mark.nixl
 
@@ -124,7 +128,8 @@ def shake_hands(pair: Pair) -> None:
         future = worker._ensure_handshake(peer.engine_id, "127.0.0.1", peer.port, 1)
         if future is not None:
             future.result(60)
-        eventually(lambda w=worker, e=peer.engine_id: e in w._remote_agents)
+        known, engine_id = worker._remote_agents, peer.engine_id
+        eventually(partial(operator.contains, known, engine_id))
 
 
 def register(pair: Pair, blocks: list[int], at: int = 20) -> None:
@@ -774,6 +779,46 @@ def test_no_notes_are_lost_between_threads(push: Pair) -> None:
     taker.join(60)
     taken.extend(push.d.hooks.take_notes()[0])
     assert [request_id for request_id, _, _ in taken] == [str(i) for i in range(2000)]
+
+
+def test_what_never_comes_is_bounded(push: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registrations nobody prefilled, blocks nobody registered for, notes nobody takes."""
+    monkeypatch.setattr("pdtrace.connector.worker._MAX_TRACKED", 3)
+    hooks = push.p.hooks
+    for i in range(9):
+        push.p.worker._pop_matching_finished_blocks(f"d-{i}")
+        hooks._handed[f"p-{i}"] = i
+        hooks.keep_evidence(f"e-{i}")
+    push.p.step(push_finished_blocks={"p-9": ([1],)})
+    assert list(hooks._received) == ["d-6", "d-7", "d-8"]
+    assert list(hooks._handed) == ["p-7", "p-8", "p-9"]
+    assert list(hooks._evidence) == ["e-6", "e-7", "e-8"]
+    assert hooks._seen.maxlen is not None
+
+
+def test_the_registration_carries_decodes_context() -> None:
+    """Put into what vLLM staged; a request that staged nothing is left alone."""
+    staged: dict[str, dict[str, Any]] = {D_ID: {"request_id": D_ID}}
+    scheduler = SimpleNamespace(_push_pending_registrations=staged)
+    connector: Any = SimpleNamespace(connector_scheduler=scheduler)
+    for request_id in (D_ID, "another"):
+        request = SimpleNamespace(
+            request_id=request_id, trace_headers=None, kv_transfer_params={"traceparent": CALLER}
+        )
+        NixlPushConnector._tell_peer(connector, None, request, None, 4)
+    assert staged == {
+        D_ID: {"request_id": D_ID, sc.REGISTRATION_KEY: {sc.PARAM_TRACEPARENT: CALLER}}
+    }
+
+
+def test_notes_that_cannot_be_made_do_not_reach_the_engine() -> None:
+    """The worker goes on with vLLM's own metadata, and the error is counted."""
+    recorder, _ = make_recorder()
+    recorder.guard = Guard()
+    hooks: Any = SimpleNamespace(take_notes=fake_failure)
+    assert Attachment(recorder, hooks).notes() is None
+    assert recorder.guard.errors == {"notes": 1}
+    assert Attachment(None, None).notes() is None
 
 
 PUSH_HOOKS = (
