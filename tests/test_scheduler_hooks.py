@@ -230,7 +230,9 @@ def test_a_chunked_prefill_counts_steps_and_the_time_in_no_batch() -> None:
     engine, leg = Engine("pull"), request(PREFILL)
     engine.arrive(10, leg)
     engine.allocate(20, leg, 0)
-    engine.step(20, r=2)
+    leg.num_computed_tokens = 1  # a hit in the prefix cache
+    engine.step(20, r=1)
+    leg.num_computed_tokens = 2
     engine.output(30)
     engine.step(31, other=9)
     engine.step(35, other=9)
@@ -238,7 +240,8 @@ def test_a_chunked_prefill_counts_steps_and_the_time_in_no_batch() -> None:
     engine.step(45, r=1)
     leg.num_preemptions = 1
     engine.finish(60, leg)
-    own = {**COMPUTED, sc.PREFILL_STEPS: 3, sc.PREFILL_GAP_NS: 9, sc.PREEMPTIONS: 1}
+    own = {sc.PREFILL_STEPS: 3, sc.PREFILL_CACHED_TOKENS: 1, sc.PREEMPTIONS: 1}
+    own[sc.PREFILL_GAP_NS] = 9
     assert engine.spans()[1] == span(sc.SPAN_PREFILL, 20, 60, "pull", own)
 
 
