@@ -139,7 +139,7 @@ class WorkerHooks:
         array = hasattr(blocks, "shape")
         if not (array or isinstance(blocks, list)) or not len(blocks):
             return
-        lengths = blocks[:, 1] if array else [row[1] for row in blocks]
+        lengths: Any = blocks[:, 1] if array else [row[1] for row in blocks]
         shortest = int(lengths.min() if array else min(lengths))
         longest = int(lengths.max() if array else max(lengths))
         same = shortest == longest
@@ -158,10 +158,12 @@ class WorkerHooks:
     def _bytes_of(self, prepared: Any, indices: Any) -> int | None:
         """Bytes of some descriptors of a prepared list; None where that is not known."""
         lengths = self._descriptor_bytes.get(id(prepared))
-        if lengths is None or isinstance(lengths, int):
-            return lengths and lengths * len(indices)
+        if lengths is None:
+            return None
+        if isinstance(lengths, int):
+            return lengths * len(indices)
         if isinstance(lengths, list):
-            return sum(lengths[index] for index in indices)
+            return int(sum(lengths[index] for index in indices))
         return int(lengths[indices].sum())
 
     def _made(self, handle: Any, _op: str, local: Any, local_ids: Any, *_: Any, **__: Any) -> None:
