@@ -28,6 +28,7 @@ class _Leg:
     __slots__ = (
         "request", "role", "context", "attempted", "admitted", "scheduled", "token_seen",
         "external_tokens", "first_tokens", "refused", "load_failed", "steps", "gap_ns", "out_since",
+        "cached_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Any, role: str, context: ev.RequestContext) -> None:
@@ -36,7 +37,7 @@ class _Leg:
         self.context = context
         self.attempted = self.admitted = self.scheduled = self.token_seen = False
         self.refused = self.load_failed = False
-        self.external_tokens = 0
+        self.external_tokens = self.cached_tokens = 0
         self.first_tokens: int | None = None
         self.steps = self.gap_ns = self.out_since = 0
 
@@ -178,6 +179,9 @@ class SchedulerHooks:
     def _account(self, leg: _Leg, in_batch: bool) -> None:
         """Count steps, and the time in which the request was running but in no batch."""
         if in_batch:
+            if leg.steps == 0:
+                # Computed before its first step: vLLM counts the step's own tokens after this.
+                leg.cached_tokens = leg.request.num_computed_tokens
             leg.steps += 1
             if leg.out_since:
                 leg.gap_ns += self._recorder.now() - leg.out_since
@@ -305,10 +309,9 @@ def _preemptions(leg: _Leg) -> int:
 
 
 def _prefill_data(leg: _Leg) -> dict[str, Any]:
-    cached = max(0, int(getattr(leg.request, "num_cached_tokens", 0)))
     data = {
         sc.PREFILL_STEPS: leg.steps,
-        sc.PREFILL_CACHED_TOKENS: cached,
+        sc.PREFILL_CACHED_TOKENS: leg.cached_tokens,
         sc.PREEMPTIONS: _preemptions(leg),
     }
     if leg.gap_ns:

@@ -134,14 +134,12 @@ class WorkerHooks:
 
     def _described(self, descriptors: Any, blocks: Any, *_: Any, **__: Any) -> None:
         """A descriptor list is built, once per peer, from rows of (address, bytes, device)."""
-        try:
-            # An array for whole blocks; a list where heads are split among ranks.
-            array = hasattr(blocks, "shape")
-            lengths = blocks[:, 1] if array else [row[1] for row in blocks]
-        except (TypeError, IndexError):
-            return  # another of NIXL's forms: tensors, or a list made before
-        if not len(lengths):
+        # An array for whole blocks; a list where heads are split among ranks. NIXL passes its own
+        # lists through here too, which must not be iterated: they do not know where they end.
+        array = hasattr(blocks, "shape")
+        if not (array or isinstance(blocks, list)) or not len(blocks):
             return
+        lengths: Any = blocks[:, 1] if array else [row[1] for row in blocks]
         shortest = int(lengths.min() if array else min(lengths))
         longest = int(lengths.max() if array else max(lengths))
         same = shortest == longest
@@ -160,10 +158,12 @@ class WorkerHooks:
     def _bytes_of(self, prepared: Any, indices: Any) -> int | None:
         """Bytes of some descriptors of a prepared list; None where that is not known."""
         lengths = self._descriptor_bytes.get(id(prepared))
-        if lengths is None or isinstance(lengths, int):
-            return lengths and lengths * len(indices)
+        if lengths is None:
+            return None
+        if isinstance(lengths, int):
+            return lengths * len(indices)
         if isinstance(lengths, list):
-            return sum(lengths[index] for index in indices)
+            return int(sum(lengths[index] for index in indices))
         return int(lengths[indices].sum())
 
     def _made(self, handle: Any, _op: str, local: Any, local_ids: Any, *_: Any, **__: Any) -> None:

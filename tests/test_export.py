@@ -5,6 +5,7 @@ import random
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,8 +43,9 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A collector on free ports, one for the module."""
     store = tmp_path_factory.mktemp("store")
     with Collector(store, grpc_port=0, http_port=0) as running:
-        running.path = store
-        yield running
+        yield SimpleNamespace(
+            path=store, grpc_address=running.grpc_address, http_address=running.http_address
+        )
 
 
 def point_at(
@@ -75,7 +77,7 @@ def stored(collector: Any, base_id: str) -> list[SpanRecord]:
     return [r for r in records if r.attributes[sc.REQUEST_ID] == base_id]
 
 
-@pytest.mark.parametrize("compression", ["", "gzip"])
+@pytest.mark.parametrize("compression", ["", "none", "gzip"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_spans_arrive_as_they_were_made(
     environment: pytest.MonkeyPatch, collector: Any, protocol: str, compression: str

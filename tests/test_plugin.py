@@ -98,7 +98,7 @@ def test_an_error_while_registering_is_told_and_does_not_stop_the_engine(
         raise RuntimeError(f"injected for {name}")
 
     monkeypatch.setenv("PDTRACE", "1")
-    monkeypatch.setattr(plugin.importlib, "import_module", fake_import_that_fails)
+    monkeypatch.setattr("importlib.import_module", fake_import_that_fails)
     with caplog.at_level(logging.ERROR, "pdtrace"):
         plugin.register()
     (record,) = caplog.records

@@ -16,6 +16,10 @@ from pdtrace.tracing.encode import encode_request
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_COMPRESSIONS: Final = (
+    "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION",
+    "OTEL_EXPORTER_OTLP_COMPRESSION",
+)
 _HTTP_PORT: Final = 4318
 _EXPORT_METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
@@ -97,6 +101,13 @@ class _RawStub:
         )
 
 
+def _grpc_compression(environment: Mapping[str, str] = os.environ) -> Any:
+    """gRPC's number for "none", else None: the SDK reads the variables, but refuses that value."""
+    named = _first(_COMPRESSIONS, environment).strip().lower()
+    is_set = any(name in environment for name in _COMPRESSIONS)
+    return 0 if named == "none" or (is_set and not named) else None
+
+
 def _grpc_exporter() -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
@@ -104,7 +115,7 @@ def _grpc_exporter() -> SpanExporter:
         def _translate_data(self, data: Sequence[ReadableSpan]) -> Any:
             return encode_request(data)
 
-    exporter: Any = OTLPSpanExporter()
+    exporter: Any = OTLPSpanExporter(compression=_grpc_compression())
     places = ("_stub", "_translate_data", "_initialize_channel_and_stub", "_channel")
     if all(hasattr(exporter, name) for name in places):
         exporter.__class__ = GrpcExporter

@@ -1,0 +1,586 @@
+"""Scheduler hooks on vLLM's own requests and outputs: whole spans, leg by leg."""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import engine_imports  # noqa: F401  # first of all
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request, RequestStatus
+
+from pdtrace.connector.carrier import attached
+from pdtrace.connector.notes import WorkerNotes
+from pdtrace.connector.scheduler import SchedulerHooks
+from pdtrace.tracing import semconv as sc
+from pdtrace.tracing.guard import Guard
+from pdtrace.tracing.ids import derived_trace_id
+from pdtrace.tracing.testing import EPOCH_NS, SettableClock, make_recorder, span_dict
+
+ID = "cmpl-a-0-0123abcd"
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+PREFILL = {"do_remote_decode": True}
+DECODE = {"do_remote_prefill": True, "remote_engine_id": "engine-p"}
+LENGTH, ABORTED = RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED
+
+
+class Metadata:
+    """Connector metadata: a plain object."""
+
+
+class Connector:
+    """The scheduler side of a connector: a facade that does nothing, called as vLLM calls it."""
+
+    held = False
+
+    def on_new_request(self, request: Request) -> None:
+        """The engine core has it."""
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        """How much it can load."""
+        return 7, True
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: Any, num_external_tokens: int
+    ) -> None:
+        """Blocks were allocated."""
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Metadata:
+        """A step is scheduled."""
+        return Metadata()
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """A step is done."""
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
+        """One flat list of blocks."""
+        return self.held, None
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, None]:
+        """Blocks by group."""
+        return self.held, None
+
+
+def request(
+    params: dict[str, Any] | None,
+    request_id: str = ID,
+    prompt: int = 5,
+    headers: dict[str, str] | None = None,
+) -> Request:
+    """A request of vLLM's."""
+    extra = {"kv_transfer_params": params} if params else None
+    sampling = SamplingParams(max_tokens=4, extra_args=extra)
+    return Request(request_id, list(range(prompt)), sampling, None, trace_headers=headers)
+
+
+class Engine:
+    """Calls the connector in the order in which vLLM's scheduler does."""
+
+    def __init__(self, mode: str, hooks: type[SchedulerHooks] = SchedulerHooks) -> None:
+        self.clock = SettableClock()
+        self.recorder, self.exporter = make_recorder(self.clock)
+        self.connector = Connector()
+        self.hooks = hooks(self.recorder, mode, "demo")
+        self.hooks.install(self.connector, self.recorder.guard)
+
+    def arrive(self, at: int, request: Request) -> None:
+        """`Scheduler.add_request`."""
+        self.clock.mono = at
+        self.connector.on_new_request(request)
+
+    def attempt(self, at: int, request: Request) -> None:
+        """The scheduler asks what the connector can load."""
+        self.clock.mono = at
+        assert self.connector.get_num_new_matched_tokens(request, 0) == (7, True)
+
+    def allocate(self, at: int, request: Request, external: int) -> None:
+        """Blocks are allocated."""
+        self.clock.mono = at
+        self.connector.update_state_after_alloc(request, object(), external)
+
+    def step(self, at: int, **tokens: int) -> Any:
+        """The end of `Scheduler.schedule`: who runs with how many tokens (`r` is the request)."""
+        self.clock.mono = at
+        scheduled = {ID if name == "r" else name: n for name, n in tokens.items()}
+        output = SchedulerOutput(
+            scheduled_new_reqs=[],
+            scheduled_cached_reqs=CachedRequestData.make_empty(),
+            num_scheduled_tokens=scheduled,
+            total_num_scheduled_tokens=sum(scheduled.values()),
+            scheduled_spec_decode_tokens={},
+            scheduled_encoder_inputs={},
+            num_common_prefix_blocks=[],
+            finished_req_ids=set(),
+            free_encoder_mm_hashes=[],
+        )
+        return self.connector.build_connector_meta(output)
+
+    def output(self, at: int, notes: WorkerNotes | None = None, **done: Any) -> None:
+        """`Scheduler.update_from_output`, after the tokens were appended."""
+        self.clock.mono = at
+        self.connector.update_connector_output(
+            KVConnectorOutput(kv_connector_worker_meta=notes, **done)
+        )
+
+    def finish(
+        self, at: int, request: Request, status: RequestStatus = LENGTH, held: bool = False
+    ) -> None:
+        """`Scheduler._free_request`."""
+        self.clock.mono = at
+        request.status = status
+        self.connector.held = held
+        assert self.connector.request_finished_all_groups(request, ([1, 2], [3])) == (held, None)
+
+    def spans(self) -> list[dict[str, Any]]:
+        """All spans; no hook failed, nothing was lost, nothing is left."""
+        self.recorder.flush()
+        assert self.recorder.losses() == {}
+        assert len(self.recorder._assembler) == len(self.hooks._legs) == 0
+        tables = (self.hooks._computing, self.hooks._complete, self.hooks._starting)
+        assert tables == ({}, {}, {})
+        return [span_dict(span) for span in self.exporter.spans]
+
+
+def span(
+    name: str, start: int, end: int, mode: str, own: dict[str, Any], **parts: Any
+) -> dict[str, Any]:
+    """A whole span of the request; decode legs know their peer."""
+    attributes = {
+        sc.REQUEST_ID: "a",
+        sc.ENGINE_REQUEST_ID: ID,
+        sc.MODE: mode,
+        sc.MODEL: "demo",
+        sc.INPUT_TOKENS: 5,
+        **own,
+    }
+    ids = {"trace": derived_trace_id("a"), "parent": None}
+    found = {"name": name, **ids, "start": start, "end": end, "attributes": attributes, **parts}
+    if sc.ERROR_TYPE in own:
+        found["error"] = True
+    return found
+
+
+PEER = {sc.PEER_ENGINE_ID: "engine-p"}
+COMPUTED = {sc.PREFILL_STEPS: 1, sc.PREFILL_CACHED_TOKENS: 0, sc.PREEMPTIONS: 0}
+
+
+def test_a_prefill_leg_of_pull_until_its_blocks_are_read() -> None:
+    """Queue, prefill, parameters returned, lease: adjacent, and the notification inside."""
+    engine, leg = Engine("pull"), request(PREFILL)
+    engine.arrive(10, leg)
+    engine.attempt(15, leg)
+    engine.allocate(20, leg, 0)
+    engine.step(21, r=5)
+    leg.append_output_token_ids(1)
+    engine.finish(40, leg, held=True)
+    engine.output(41)
+    engine.step(50)
+    notes = WorkerNotes([(ID, EPOCH_NS + 58, 1)], {ID: sc.LEASE_READ})
+    engine.output(60, notes, finished_sending={ID})
+    seen = [(sc.EVENT_NOTIFICATION_SEEN, 58, {sc.PEER_TP_RANK: 1})]
+    assert engine.spans() == [
+        span(sc.SPAN_PREFILL_QUEUE, 10, 20, "pull", {}),
+        span(sc.SPAN_PREFILL, 20, 40, "pull", COMPUTED),
+        span(sc.SPAN_PREFILL_END, 40, 40, "pull", {sc.BLOCK_COUNT: 3}),
+        span(sc.SPAN_LEASE, 40, 60, "pull", {sc.LEASE_OUTCOME: sc.LEASE_READ}, events=seen),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("notes", "own"),
+    [
+        (WorkerNotes([], {ID: "written"}), {sc.LEASE_OUTCOME: sc.LEASE_WRITTEN}),
+        (
+            WorkerNotes([], {ID: "expired"}),
+            {sc.LEASE_OUTCOME: sc.LEASE_EXPIRED, sc.ERROR_TYPE: sc.ERROR_LEASE_EXPIRED},
+        ),
+        (None, {sc.LEASE_OUTCOME: sc.LEASE_EXPIRED, sc.ERROR_TYPE: sc.ERROR_LEASE_EXPIRED}),
+    ],
+    ids=["written", "expired", "no word"],
+)
+def test_a_prefill_leg_of_push_and_how_its_lease_ends(
+    notes: WorkerNotes | None, own: dict[str, Any]
+) -> None:
+    """`finished_sending` alone is no success: only a worker's evidence is."""
+    engine, leg = Engine("push"), request(PREFILL)
+    engine.arrive(10, leg)
+    engine.allocate(20, leg, 0)
+    engine.step(21, r=5)
+    engine.finish(40, leg, held=True)
+    carrier = attached(engine.step(50))[ID]
+    assert (carrier.base_id, carrier.since_ns) == ("a", EPOCH_NS + 40)
+    engine.output(60, notes, finished_sending={ID})
+    assert engine.spans()[1:] == [
+        span(sc.SPAN_PREFILL, 20, 40, "push", COMPUTED),
+        span(sc.SPAN_LEASE, 40, 60, "push", own),
+    ]
+
+
+def test_a_chunked_prefill_counts_steps_and_the_time_in_no_batch() -> None:
+    """Running, but left out of two steps by others."""
+    engine, leg = Engine("pull"), request(PREFILL)
+    engine.arrive(10, leg)
+    engine.allocate(20, leg, 0)
+    leg.num_computed_tokens = 1  # a hit in the prefix cache
+    engine.step(20, r=1)
+    leg.num_computed_tokens = 2
+    engine.output(30)
+    engine.step(31, other=9)
+    engine.step(35, other=9)
+    engine.step(40, r=2)
+    engine.step(45, r=1)
+    leg.num_preemptions = 1
+    engine.finish(60, leg)
+    own = {sc.PREFILL_STEPS: 3, sc.PREFILL_CACHED_TOKENS: 1, sc.PREEMPTIONS: 1}
+    own[sc.PREFILL_GAP_NS] = 9
+    assert engine.spans()[1] == span(sc.SPAN_PREFILL, 20, 60, "pull", own)
+
+
+def decode_until_complete(engine: Engine, leg: Request) -> None:
+    """Arrived 10, allocated 20, KV complete 40."""
+    engine.arrive(10, leg)
+    engine.attempt(12, leg)
+    engine.attempt(16, leg)
+    engine.allocate(20, leg, 4)
+    engine.step(21)
+    engine.output(30)
+    engine.step(31)
+    notes = WorkerNotes([(ID, EPOCH_NS + 38, 0), (ID, EPOCH_NS + 39, -1)])
+    engine.output(40, notes, finished_recving={ID})
+
+
+ADMISSION = span(
+    sc.SPAN_DECODE_ADMISSION, 10, 20, "push", PEER, events=[(sc.EVENT_FIRST_ATTEMPT, 12, {})]
+)
+KV_WAIT = span(
+    sc.SPAN_KV_WAIT,
+    20,
+    40,
+    "push",
+    {**PEER, sc.EXTERNAL_TOKENS: 4},
+    events=[
+        (sc.EVENT_NOTIFICATION_SEEN, 38, {sc.PEER_TP_RANK: 0}),
+        (sc.EVENT_NOTIFICATION_SEEN, 39, {}),
+    ],
+)
+
+
+def test_a_decode_leg_refused_for_capacity() -> None:
+    """Five adjacent spans; the first pass that had no room for it is an event."""
+    engine, leg = Engine("push"), request(DECODE)
+    decode_until_complete(engine, leg)
+    engine.step(45, other=3)
+    engine.step(48, other=3)
+    engine.allocate(50, leg, 0)
+    engine.step(51, r=1)
+    engine.output(55)
+    leg.append_output_token_ids(1)
+    engine.output(60)
+    leg.append_output_token_ids([2, 3])
+    engine.output(70)
+    leg.num_preemptions = 2
+    engine.finish(80, leg)
+    refused: list[Any] = [(sc.EVENT_REFUSED, 45, {})]
+    assert engine.spans() == [
+        ADMISSION,
+        KV_WAIT,
+        span(sc.SPAN_DECODE_START, 40, 50, "push", {**PEER, sc.PREEMPTIONS: 0}, events=refused),
+        span(sc.SPAN_FIRST_DECODE, 50, 60, "push", {**PEER, sc.RECOMPUTED_TOKENS: 1}),
+        span(sc.SPAN_DECODE, 60, 80, "push", {**PEER, sc.OUTPUT_TOKENS: 3, sc.PREEMPTIONS: 2}),
+    ]
+
+
+def test_the_worker_is_told_of_a_decode_leg_once() -> None:
+    """With the metadata of the step in which its blocks were allocated."""
+    engine, leg = Engine("push"), request(DECODE, headers={"traceparent": CALLER})
+    engine.arrive(10, leg)
+    engine.allocate(20, leg, 4)
+    carrier = attached(engine.step(21))[ID]
+    assert (carrier.traceparent, carrier.since_ns) == (CALLER, EPOCH_NS + 20)
+    assert carrier.attributes[sc.PEER_ENGINE_ID] == "engine-p"
+    assert attached(engine.step(22)) == {}
+    engine.finish(30, leg, ABORTED)
+    engine.spans()
+
+
+def test_a_full_local_hit_waits_for_nothing() -> None:
+    """Allocated and scheduled in one pass: no KV wait, and the worker is told nothing."""
+    engine, leg = Engine("push"), request(DECODE)
+    engine.arrive(10, leg)
+    engine.allocate(20, leg, 0)
+    assert attached(engine.step(21, r=1)) == {}
+    leg.append_output_token_ids(1)
+    engine.output(30)
+    engine.finish(40, leg)
+    assert [(s["name"], s["start"], s["end"]) for s in engine.spans()] == [
+        (sc.SPAN_DECODE_ADMISSION, 10, 20),
+        (sc.SPAN_FIRST_DECODE, 20, 30),
+        (sc.SPAN_DECODE, 30, 40),
+    ]
+
+
+def test_one_engine_for_both() -> None:
+    """No handoff: prefill ends at the first token, mode is `none`."""
+    engine, leg = Engine("push"), request(None)
+    engine.arrive(10, leg)
+    engine.allocate(20, leg, 0)
+    engine.step(21, r=5)
+    leg.append_output_token_ids(1)
+    engine.output(30)
+    leg.append_output_token_ids(2)
+    engine.finish(40, leg, RequestStatus.FINISHED_STOPPED)
+    assert engine.spans() == [
+        span(sc.SPAN_PREFILL_QUEUE, 10, 20, "none", {}),
+        span(sc.SPAN_PREFILL, 20, 30, "none", COMPUTED),
+        span(sc.SPAN_DECODE, 30, 40, "none", {sc.OUTPUT_TOKENS: 2, sc.PREEMPTIONS: 0}),
+    ]
+
+
+@pytest.mark.parametrize("status", [LENGTH, RequestStatus.FINISHED_REPETITION])
+def test_a_first_token_that_is_also_the_last(status: RequestStatus) -> None:
+    """With `max_tokens=1` the finish comes before the output: the token is seen there."""
+    engine, leg = Engine("push"), request(DECODE)
+    decode_until_complete(engine, leg)
+    engine.allocate(50, leg, 0)
+    engine.step(51, r=1)
+    leg.append_output_token_ids(1)
+    engine.finish(60, leg, status)
+    engine.output(61)
+    assert engine.spans()[3:] == [
+        span(sc.SPAN_FIRST_DECODE, 50, 60, "push", {**PEER, sc.RECOMPUTED_TOKENS: 1}),
+        span(sc.SPAN_DECODE, 60, 60, "push", {**PEER, sc.OUTPUT_TOKENS: 1, sc.PREEMPTIONS: 0}),
+    ]
+
+
+def test_a_failed_load_that_decode_recomputes() -> None:
+    """The KV wait failed; the prompt is then computed here, and that span says so."""
+    engine, leg = Engine("pull"), request(DECODE)
+    engine.arrive(10, leg)
+    engine.allocate(20, leg, 4)
+    engine.step(21)
+    engine.output(40, finished_recving={ID}, failed_recving={ID})
+    engine.allocate(50, leg, 0)
+    engine.step(51, r=5)
+    leg.append_output_token_ids(1)
+    engine.output(60)
+    engine.finish(70, leg)
+    failed = {**PEER, sc.EXTERNAL_TOKENS: 4, sc.ERROR_TYPE: sc.ERROR_READ_FAILED}
+    recomputed = {**PEER, **COMPUTED, sc.ERROR_TYPE: sc.ERROR_LOAD_FAILED_RECOMPUTE}
+    assert engine.spans()[1:] == [
+        span(sc.SPAN_KV_WAIT, 20, 40, "pull", failed),
+        span(sc.SPAN_DECODE_START, 40, 50, "pull", PEER),
+        span(sc.SPAN_PREFILL, 50, 60, "pull", recomputed),
+        span(sc.SPAN_DECODE, 60, 70, "pull", {**PEER, sc.OUTPUT_TOKENS: 1, sc.PREEMPTIONS: 0}),
+    ]
+
+
+def test_a_failed_load_that_fails_the_request() -> None:
+    """vLLM fails the request before it tells the connector: it is a failed read, no abort."""
+    engine, leg = Engine("pull"), request(DECODE)
+    engine.arrive(10, leg)
+    engine.allocate(20, leg, 4)
+    engine.step(21)
+    engine.finish(40, leg, RequestStatus.FINISHED_ERROR)
+    engine.output(41, finished_recving={ID}, failed_recving={ID})
+    own = {
+        **PEER, sc.ERROR_TYPE: sc.ERROR_READ_FAILED,
+    }  # fmt: skip
+    assert engine.spans()[1:] == [span(sc.SPAN_KV_WAIT, 20, 40, "pull", own)]
+
+
+ABORT = {**PEER, sc.ERROR_TYPE: sc.ERROR_ABORTED}
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        ("arrived", (sc.SPAN_DECODE_ADMISSION, 10)),
+        ("allocated", (sc.SPAN_KV_WAIT, 20)),
+        ("complete", (sc.SPAN_DECODE_START, 40)),
+        ("scheduled", (sc.SPAN_FIRST_DECODE, 50)),
+        ("decoding", (sc.SPAN_DECODE, 60)),
+    ],
+)
+def test_a_decode_leg_aborted_at_each_stage(stage: str, expected: tuple[str, int]) -> None:
+    """What is open ends as aborted; a transfer that completes later is not news."""
+    engine, leg = Engine("push"), request(DECODE)
+    engine.arrive(10, leg)
+    if stage != "arrived":
+        engine.allocate(20, leg, 4)
+        engine.step(21)
+    if stage in ("complete", "scheduled", "decoding"):
+        engine.output(40, finished_recving={ID})
+    if stage in ("scheduled", "decoding"):
+        engine.allocate(50, leg, 0)
+        engine.step(51, r=1)
+    if stage == "decoding":
+        leg.append_output_token_ids(1)
+        engine.output(60)
+    engine.finish(90, leg, ABORTED)
+    engine.output(95, WorkerNotes([(ID, EPOCH_NS + 94, 0)]), finished_recving={ID})
+    last = engine.spans()[-1]
+    name, start = expected
+    own: dict[str, Any] = dict(ABORT)
+    if stage == "decoding":
+        own |= {sc.OUTPUT_TOKENS: 1, sc.PREEMPTIONS: 0}
+    assert last == span(name, start, 90, "push", own)
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_a_prefill_leg_aborted(scheduled: bool) -> None:
+    """In the queue or while it computes; no lease begins."""
+    engine, leg = Engine("push"), request(PREFILL)
+    engine.arrive(10, leg)
+    if scheduled:
+        engine.allocate(20, leg, 0)
+        engine.step(21, r=5)
+    engine.finish(90, leg, ABORTED)
+    start, name = (20, sc.SPAN_PREFILL) if scheduled else (10, sc.SPAN_PREFILL_QUEUE)
+    own = {sc.ERROR_TYPE: sc.ERROR_ABORTED}
+    assert engine.spans()[-1] == span(name, start, 90, "push", own)
+
+
+@pytest.mark.parametrize("carrier", ["header", "body", "both"])
+def test_the_callers_context_comes_by_header_or_body(carrier: str) -> None:
+    """vLLM drops headers without its own endpoint; the body survives, and the header wins."""
+    other = CALLER.replace("b7ad6b7169203331", "00f067aa0ba902b7")
+    body = {"traceparent": CALLER if carrier == "body" else other}
+    leg = request(
+        {**PREFILL, **(body if carrier != "header" else {})},
+        headers={"traceparent": CALLER} if carrier != "body" else None,
+    )
+    engine = Engine("pull")
+    engine.arrive(10, leg)
+    engine.finish(20, leg, ABORTED)
+    (queue,) = engine.spans()
+    assert (queue["trace"], queue["parent"]) == (int(CALLER[3:35], 16), int(CALLER[36:52], 16))
+
+
+def test_blocks_of_a_connector_without_groups_are_counted() -> None:
+    """Under some connectors vLLM calls `request_finished` with one flat list."""
+    engine, leg = Engine("pull"), request(PREFILL)
+    engine.arrive(10, leg)
+    engine.allocate(20, leg, 0)
+    leg.status = LENGTH
+    engine.connector.request_finished(leg, [1, 2, 3, 4])
+    assert engine.spans()[-1] == span(sc.SPAN_PREFILL_END, 20, 20, "pull", {sc.BLOCK_COUNT: 4})
+
+
+def test_the_table_of_legs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request too many is served untraced, and counted."""
+    monkeypatch.setattr("pdtrace.connector.scheduler._MAX_LEGS", 1)
+    engine, leg, late = Engine("pull"), request(PREFILL), request(PREFILL, "cmpl-b-0-0123abcd")
+    engine.arrive(10, leg)
+    engine.arrive(11, late)
+    engine.allocate(20, late, 0)
+    engine.finish(30, late)
+    engine.finish(30, leg, ABORTED)
+    engine.recorder.flush()
+    assert engine.recorder.losses() == {"legs_full": 1}
+    assert len(engine.exporter.spans) == 1
+
+
+def test_a_rank_without_evidence_does_not_overrule_one_that_has_it() -> None:
+    """vLLM merges the notes of several ranks in any order."""
+    one = WorkerNotes([("a", 1, 0)], {"x": "expired", "y": "written", "z": "expired"})
+    other = WorkerNotes([("b", 2, 1)], {"x": "written", "y": "expired", "z": "expired"})
+    for merged in (one.aggregate(other), other.aggregate(one)):
+        assert isinstance(merged, WorkerNotes)
+        assert merged.outcomes == {"x": "written", "y": "written", "z": "expired"}
+        assert sorted(merged.seen) == [("a", 1, 0), ("b", 2, 1)]
+
+
+def anything(engine: Engine, leg: Request, at: int, rng: random.Random) -> None:
+    """One call that vLLM might make, whether it makes sense now or not."""
+    calls: list[tuple[Any, ...]] = [
+        (engine.attempt, at, leg),
+        (engine.allocate, at, leg, rng.choice((0, 4))),
+        (engine.output, at, WorkerNotes([(ID, EPOCH_NS + at, 0), ("x", 1, 0)])),
+        (engine.step, at),
+        (leg.append_output_token_ids, 1),
+    ]
+    call, *args = rng.choice(calls)
+    call(*args)
+    if rng.random() < 0.3:
+        engine.output(at, finished_recving={ID, "x"})
+    if rng.random() < 0.3:
+        engine.step(at, r=1)
+
+
+def test_any_order_of_calls_leaves_nothing_behind() -> None:
+    """Random legs, calls out of order and unknown ids: tables empty, spans never inverted."""
+    rng = random.Random(7)
+    for _ in range(200):
+        engine = Engine(rng.choice(("push", "pull")))
+        leg = request(rng.choice((PREFILL, DECODE, None)))
+        engine.arrive(1, leg)
+        for at in range(2, 14):
+            anything(engine, leg, at, rng)
+        engine.finish(20, leg, rng.choice((LENGTH, ABORTED)), held=rng.random() < 0.5)
+        engine.output(21, finished_sending={ID, "y"}, finished_recving={ID})
+        for found in engine.spans():
+            assert 1 <= found["start"] <= found["end"] <= 21
+
+
+class FakeBrokenRecord:
+    """Injects a failure: `record` raises, every time."""
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        """Raise."""
+        raise RuntimeError("injected")
+
+
+def test_hooks_that_fail_leave_the_engine_its_results() -> None:
+    """Every wrapped method still returns what it returns, and the errors are counted."""
+    recorder, _ = make_recorder(SettableClock())
+    guard = Guard()
+    recorder.record = recorder.record_at = FakeBrokenRecord()  # type: ignore[method-assign]
+    connector: Any = Connector()
+    SchedulerHooks(recorder, "push", "demo").install(connector, guard)
+    broken = SimpleNamespace()  # without any attribute that a hook needs
+    output = KVConnectorOutput(finished_recving={ID}, finished_sending={ID})
+    leg = request(DECODE)
+    assert connector.on_new_request(leg) is None
+    assert connector.get_num_new_matched_tokens(leg, 0) == (7, True)
+    assert connector.update_state_after_alloc(leg, None, 4) is None
+    assert isinstance(connector.build_connector_meta(broken), Metadata)
+    assert connector.update_connector_output(output) is None
+    leg.status = LENGTH
+    assert connector.request_finished_all_groups(leg, ([1],)) == (False, None)
+    assert connector.request_finished(broken, [1]) == (False, None)
+    assert connector.update_connector_output(broken) is None
+    assert set(guard.errors) >= {
+        "on_new_request",
+        "get_num_new_matched_tokens",
+        "update_state_after_alloc",
+        "request_finished_all_groups",
+        "request_finished",
+        "update_connector_output",
+    }
+
+
+def test_the_engines_own_errors_pass_unchanged() -> None:
+    """A connector that raises is the engine's business; no hook runs behind it."""
+
+    class FakeFailingConnector(Connector):
+        def update_state_after_alloc(self, *_: Any) -> None:
+            raise LookupError("the engine's own")
+
+    recorder, exporter = make_recorder(SettableClock())
+    connector = FakeFailingConnector()
+    SchedulerHooks(recorder, "push", "demo").install(connector, recorder.guard)
+    leg = request(PREFILL)
+    connector.on_new_request(leg)
+    with pytest.raises(LookupError, match="the engine's own"):
+        connector.update_state_after_alloc(leg, None, 0)
+    recorder.flush()
+    assert exporter.spans == []
