@@ -33,6 +33,8 @@ from pdtrace.connector.processes import EngineServer, Process, ProcessError, unt
 
 STOP_SECONDS: Final = 12.0
 """For each of router, engines and collector: more than the engines' own time to finish."""
+_ABANDON_SECONDS: Final = 1.0
+"""The same when the start failed: nothing to flush, and an engine half up may not even listen."""
 _STAGES: Final = {"router": 0, "engine": 1, "collector": 2}
 """Order of stopping: nobody may lose the place where its last spans go."""
 _PORTS: Final = range(20_000, 32_000)
@@ -113,21 +115,24 @@ class Cluster:
                 return
             except ProcessError as error:
                 taken = self._lost_port_race()
-                self.stop()
+                self.stop(_ABANDON_SECONDS)
                 if last_attempt or not taken:
                     raise ClusterError(str(error)) from error
             except BaseException:
-                self.stop()
+                self.stop(_ABANDON_SECONDS)
                 raise
 
-    def stop(self) -> None:
-        """Router, engines, collector, in this order; then the server, unless it is shared."""
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Router, engines, collector, in this order; then the server, unless it is shared.
+
+        Each of the three may take so many seconds before it is killed.
+        """
         server, self._server = self._server, None
         if server is None:
             return
         try:
             for kind in _STAGES:
-                server.stop(self._processes.pop(kind, []), STOP_SECONDS)
+                server.stop(self._processes.pop(kind, []), seconds)
         finally:
             self.engines, self.router_url, self.collector = [], None, None
             if server is not self._shared:
@@ -258,7 +263,7 @@ def _complete(ready: Path) -> bool:
 def healthy(url: str) -> bool:
     """Whether `GET /health` answers 200."""
     where = urlsplit(url)
-    connection = http.client.HTTPConnection(where.hostname or HOST, where.port, timeout=5)
+    connection = http.client.HTTPConnection(where.hostname or HOST, where.port, timeout=2)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
