@@ -58,9 +58,12 @@ def shared_memory(session: int) -> list[Path]:
 
 
 def leftovers(of_sessions: list[int]) -> list[object]:
-    """Processes and shared memory that sessions still have."""
-    pids = [pid for session in of_sessions for pid in process_tree.members(session)]
-    return [*pids, *(path for session in of_sessions for path in shared_memory(session))]
+    """Processes, shared memory and temporary files that sessions still have."""
+    left: list[object] = []
+    for session in of_sessions:
+        left += [*process_tree.members(session), *shared_memory(session)]
+        left += [path for path in [process_tree.scratch(session)] if path.exists()]
+    return left
 
 
 def marked(mark: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -9,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engines import complete, eventually, hand_off, leftovers, marked, sessions, text
+from engines import complete, eventually, hand_off, leftovers, marked, sessions, shared_memory, text
 
-from pdtrace.connector import cluster as cluster_module
 from pdtrace.connector.cluster import Cluster, ClusterError
 from pdtrace.connector.cluster_settings import ClusterSettings, Layout, Mode
 from pdtrace.connector.process_tree import members
 from pdtrace.connector.processes import EngineServer
+from pdtrace.connector.readiness import free_ports
 
 pytestmark = pytest.mark.e2e
 
@@ -66,7 +67,7 @@ def test_nothing_is_left_of_a_killed_engine(engine_server: EngineServer, tmp_pat
     with Cluster(untraced(tmp_path, layout="mp"), engine_server) as cluster:
         mine, killed = sessions(cluster), cluster.decodes[0].process
         assert len(members(killed.pid)) >= 3
-        assert len(leftovers([killed.pid])) > len(members(killed.pid)), "no shared memory seen"
+        assert shared_memory(killed.pid) != []
         cluster.check()
         killed.send_signal(signal.SIGKILL)
         assert killed.wait(60) == -signal.SIGKILL
@@ -105,13 +106,10 @@ def test_a_lost_port_race_is_run_again(
     engine_server: EngineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody may listen on a port that was free a moment ago."""
-    import socket
-
-    honest = cluster_module.free_ports
     with socket.create_server(("127.0.0.1", 0)) as somebody:
-        taken = [somebody.getsockname()[1], *honest(1)]
-        answers = iter([taken, honest(2)])
-        monkeypatch.setattr(cluster_module, "free_ports", lambda count: next(answers))
+        taken = [somebody.getsockname()[1], *free_ports(1)]
+        answers = iter([taken, free_ports(2)])
+        monkeypatch.setattr("pdtrace.connector.cluster.free_ports", lambda count: next(answers))
         with Cluster.plain(untraced(tmp_path), engine_server) as cluster:
             assert text(complete(cluster.engines[0].url, cluster.model, "Hello"))
     assert (tmp_path / "engine-0-retry1.log").exists()
