@@ -1,12 +1,13 @@
 """The demo's run: a small mixed workload through a real cluster in one mode after the other."""
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
-from pdtrace.connector.cluster import Cluster
+from pdtrace.connector.cluster import Cluster, ClusterError
 from pdtrace.connector.cluster_settings import ClusterSettings, Mode, server_env
 from pdtrace.connector.processes import EngineServer
 from pdtrace.connector.workload import (
@@ -23,6 +24,8 @@ _LONG_WORDS: Final = 80
 _OUTPUT_TOKENS: Final = 16
 _KV_CACHE: Final = "2G"
 _CHECK_S: Final = 0.5
+_ENGINE_END_S: Final = 10.0
+"""A client may hear of an engine's death before its last process has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,4 +132,19 @@ def _serve(
         finally:
             load.cancel()
 
-    return asyncio.run(serve())
+    results = asyncio.run(serve())
+    failed = [result for result in results if not result.ok]
+    if failed:
+        _explain(cluster, failed[0])
+    return results
+
+
+def _explain(cluster: Cluster, failed: WorkloadResult) -> NoReturn:
+    """Raise ClusterError: an engine that ended, if one did, else what the client was told."""
+    deadline = time.monotonic() + _ENGINE_END_S
+    while time.monotonic() < deadline:
+        cluster.check()
+        time.sleep(_CHECK_S / 5)
+    raise ClusterError(
+        f"request {failed.request_id} failed: {failed.error} (logs: {cluster.run_dir})"
+    )

@@ -7,7 +7,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import (
 )
 
 from pdtrace.connector.attach import attach
-from pdtrace.connector.worker import WorkerHooks
+from pdtrace.connector.worker import WorkerHooks, bound
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.guard import Guard
@@ -21,16 +21,24 @@ class PullWorkerHooks(WorkerHooks):
     transfer_error = sc.ERROR_READ_FAILED
     proven = sc.LEASE_READ
 
+    def __init__(self, recorder: Any, worker: Any) -> None:
+        super().__init__(recorder, worker)
+        self._loading: dict[str, None] = {}
+        """Requests of D that wait for KV; a full local hit passes through the same calls."""
+
     def install(self, guard: Guard) -> None:
         super().install(guard)
         guard.observe(self._worker, "_read_blocks_for_req", before=self._reading, after=self._read)
+        guard.observe(self._worker, "_handle_failed_transfer", before=self._given_up)
         guard.observe(self._worker, "_get_new_notifs", after=self._notified)
 
     def step(self, metadata: Any) -> None:
         """D's worker has the requests that are to be loaded."""
-        self.open_requests(metadata)
-        for request_id in metadata.reqs_to_recv:
-            self._record(ev.READ_BEGUN, request_id)
+        for request_id in self.open_requests(metadata):
+            if request_id in metadata.reqs_to_recv:
+                self._loading[request_id] = None
+                bound(self._loading)
+                self._record(ev.READ_BEGUN, request_id)
 
     def _reading(self, req_id: str, _meta: Any) -> None:
         """Called when the request arrives, and again when a handshake came between."""
@@ -38,13 +46,23 @@ class PullWorkerHooks(WorkerHooks):
 
     def _read(self, _: Any, req_id: str, meta: Any) -> None:
         """Every READ of this rank is posted, unless the request waits for a handshake."""
-        if not self.leaving(req_id):
+        if not self.leaving(req_id) or req_id not in self._loading:
             return
+        del self._loading[req_id]
         if req_id in self._transfers:
             handles = self._worker.dst_xfer_side_handles.get(meta.remote.engine_id, {})
             self.all_posted(req_id, len(handles))
         else:
             self._record(ev.READ_NOT_NEEDED, req_id)
+
+    def _given_up(self, req_id: str, *_: Any, **__: Any) -> None:
+        """vLLM reports some failures to the scheduler without logging them (a peer known bad)."""
+        if getattr(self._thread, "request", None) == req_id and not self.has_failed():
+            self.fail(req_id, self.transfer_error)
+
+    def fail(self, request_id: str, error: str) -> None:
+        self._loading.pop(request_id, None)
+        super().fail(request_id, error)
 
     def _notified(self, notified: Any, *_: Any) -> None:
         """All consumers of these requests have read P's blocks."""

@@ -79,11 +79,20 @@ class PushWorkerHooks(WorkerHooks):
 
     def _sent(self, _: Any, request_id: str, _registration: Any) -> None:
         """Sent to every rank of P; without a byte sent there was nobody to send it to."""
+        if self.has_failed():
+            return
         if self._registration_bytes:
             data = {sc.REGISTRATION_BYTES: self._registration_bytes}
             self._record(ev.REGISTRATION_SENT, request_id, data)
         else:
             self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_REGISTRATION_FAILED})
+
+    def landed(self, request_id: str) -> None:
+        self.keep_evidence(request_id)
+
+    def expired(self, request_id: str) -> None:
+        self._handed.pop(request_id, None)
+        super().expired(request_id)
 
     # --- P: the registration arrives, is matched, the WRITEs are posted ---
 

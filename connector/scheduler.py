@@ -17,7 +17,7 @@ from pdtrace.tracing.recorder import Recorder
 _PREFILL: Final = "prefill"
 _DECODE: Final = "decode"
 _SINGLE: Final = "single"
-_FINISHED: Final = frozenset({"FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED"})
+_FINISHED: Final = frozenset({"FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED", "FINISHED_REPETITION"})
 _FAILED: Final = frozenset({"FINISHED_ERROR"})
 _MAX_LEGS: Final = 65_536
 
@@ -292,7 +292,8 @@ class SchedulerHooks:
         del self._legs[request_id]
         data = {sc.OUTPUT_TOKENS: request.num_output_tokens, sc.PREEMPTIONS: _preemptions(leg)}
         status = request.status.name
-        if status in _FAILED and leg.load_failed:
+        if status in _FAILED and (leg.load_failed or (leg.admitted and not leg.scheduled)):
+            # vLLM may fail the request before it tells the connector that the load failed.
             data[sc.ERROR_TYPE] = sc.ERROR_READ_FAILED
         elif status not in _FINISHED:
             data[sc.ERROR_TYPE] = sc.ERROR_ABORTED

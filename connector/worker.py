@@ -5,6 +5,7 @@ dicts whose single operations the interpreter makes atomic; nothing here takes a
 """
 
 import threading
+from collections import deque
 from typing import Any, Final
 
 from pdtrace.connector.carrier import attached
@@ -39,7 +40,8 @@ class Transfer:
 
     def __init__(self) -> None:
         self.handles: set[int] = set()
-        self.bytes = self.descriptors = self.post_us = self.xfer_us = 0
+        self.bytes: int | None = 0
+        self.descriptors = self.post_us = self.xfer_us = 0
         self.posted_ns = self.done_ns = 0
 
 
@@ -62,7 +64,7 @@ class WorkerHooks:
         self._handles: dict[int, str] = {}
         self._described_bytes: dict[int, Any] = {}
         self._descriptor_bytes: dict[int, Any] = {}
-        self._seen: list[tuple[str, int, int]] = []
+        self._seen: deque[tuple[str, int, int]] = deque(maxlen=_MAX_TRACKED)
         self._outcomes: dict[str, str] = {}
         self._evidence: dict[str, str] = {}
         """Requests of P of which a completion or a notification was seen."""
@@ -77,6 +79,7 @@ class WorkerHooks:
         agent = worker.nixl_wrapper
         observe(agent, "get_xfer_descs", after=self._described)
         observe(agent, "prep_xfer_dlist", after=self._prepared)
+        observe(agent, "release_dlist_handle", before=self._released)
         observe(agent, "make_prepped_xfer", after=self._made)
         observe(agent, "get_xfer_telemetry", after=self._completed)
         observe(agent, "get_new_notifs", after=self._drained)
@@ -100,13 +103,18 @@ class WorkerHooks:
     def entering(self, request_id: str) -> None:
         """This thread begins work for a request that needs its peer's agent."""
         self._thread.request = request_id
+        self._thread.failed = False
         if self._asked.pop(request_id, None) is not None:
             self._record(ev.HANDSHAKE_USABLE, request_id, {sc.HANDSHAKE_COLD: True})
 
     def leaving(self, request_id: str) -> bool:
-        """The work is over; True unless the request now waits for a handshake."""
+        """The work is over; False if it failed, or if the request now waits for a handshake."""
         self._thread.request = None
-        return request_id not in self._asked
+        return request_id not in self._asked and not self.has_failed()
+
+    def has_failed(self) -> bool:
+        """Whether vLLM told of a failure of the request that this thread works for."""
+        return getattr(self._thread, "failed", False)
 
     def _before_ensure(self, *_: Any, **__: Any) -> None:
         self._thread.asked_ns = self._recorder.now()
@@ -126,12 +134,19 @@ class WorkerHooks:
 
     def _described(self, descriptors: Any, blocks: Any, *_: Any, **__: Any) -> None:
         """A descriptor list is built, once per peer, from rows of (address, bytes, device)."""
-        lengths = getattr(blocks, "shape", None) and blocks[:, 1]
-        if lengths is None or not len(lengths):
+        try:
+            # An array for whole blocks; a list where heads are split among ranks.
+            array = hasattr(blocks, "shape")
+            lengths = blocks[:, 1] if array else [row[1] for row in blocks]
+        except (TypeError, IndexError):
+            return  # another of NIXL's forms: tensors, or a list made before
+        if not len(lengths):
             return
-        shortest = int(lengths.min())
-        same = shortest == int(lengths.max())
+        shortest = int(lengths.min() if array else min(lengths))
+        longest = int(lengths.max() if array else max(lengths))
+        same = shortest == longest
         self._described_bytes[id(descriptors)] = shortest if same else lengths.copy()
+        bound(self._described_bytes)
 
     def _prepared(self, handle: Any, _agent: str, descriptors: Any, *_: Any, **__: Any) -> None:
         """The list is prepared for transfers: remember how long its descriptors are."""
@@ -139,16 +154,21 @@ class WorkerHooks:
         if lengths is not None:
             self._descriptor_bytes[id(handle)] = lengths
 
-    def _bytes_of(self, prepared: Any, indices: Any) -> int:
-        """Bytes of some descriptors of a prepared list; 0 where that is not known."""
-        lengths = self._descriptor_bytes.get(id(prepared), 0)
-        if isinstance(lengths, int):
-            return lengths * len(indices)
+    def _released(self, handle: Any, *_: Any, **__: Any) -> None:
+        self._descriptor_bytes.pop(id(handle), None)
+
+    def _bytes_of(self, prepared: Any, indices: Any) -> int | None:
+        """Bytes of some descriptors of a prepared list; None where that is not known."""
+        lengths = self._descriptor_bytes.get(id(prepared))
+        if lengths is None or isinstance(lengths, int):
+            return lengths and lengths * len(indices)
+        if isinstance(lengths, list):
+            return sum(lengths[index] for index in indices)
         return int(lengths[indices].sum())
 
     def _made(self, handle: Any, _op: str, local: Any, local_ids: Any, *_: Any, **__: Any) -> None:
         request_id = getattr(self._thread, "request", None)
-        if request_id is None:
+        if request_id is None or self.has_failed():
             return
         transfer = self._transfers.get(request_id)
         if transfer is None:
@@ -158,7 +178,8 @@ class WorkerHooks:
         bound(self._handles)
         transfer.handles.add(id(handle))
         transfer.descriptors += len(local_ids)
-        transfer.bytes += self._bytes_of(local, local_ids)
+        more = self._bytes_of(local, local_ids)
+        transfer.bytes = None if more is None or transfer.bytes is None else transfer.bytes + more
 
     def all_posted(self, request_id: str, peer_ranks: int) -> None:
         """Every transfer of this rank is posted."""
@@ -170,7 +191,7 @@ class WorkerHooks:
             sc.TRANSFER_DESCRIPTORS: transfer.descriptors,
             sc.PEER_TP_RANKS: peer_ranks,
         }
-        if transfer.bytes:
+        if transfer.bytes is not None:
             data[sc.TRANSFER_BYTES] = transfer.bytes
         self._recorder.record_at(self.posted, now_ns, request_id, data)
         # The engine's thread may have seen the completion already; whoever pops it reports it.
@@ -189,7 +210,7 @@ class WorkerHooks:
         transfer.handles.discard(id(handle))
         if transfer.handles:
             return
-        self.keep_evidence(request_id)
+        self.landed(request_id)
         transfer.done_ns = self._recorder.now()
         if transfer.posted_ns and self._transfers.pop(request_id, None) is not None:
             self._report_done(request_id, transfer)
@@ -202,6 +223,9 @@ class WorkerHooks:
         }
         at_ns = max(transfer.done_ns, transfer.posted_ns)
         self._recorder.record_at(self.done, at_ns, request_id, data)
+
+    def landed(self, request_id: str) -> None:
+        """Every transfer of the request is complete on this rank."""
 
     def keep_evidence(self, request_id: str) -> None:
         """Something proves that the request's blocks, held on P, were written or read."""
@@ -234,14 +258,20 @@ class WorkerHooks:
             outcome = self._evidence.pop(request_id, sc.LEASE_EXPIRED)
             self._outcomes[request_id] = outcome
             if outcome == sc.LEASE_EXPIRED:
-                self._transfers.pop(request_id, None)
-                self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_LEASE_EXPIRED})
+                self.expired(request_id)
+
+    def expired(self, request_id: str) -> None:
+        """A lease on P ended without evidence."""
+        self._asked.pop(request_id, None)
+        self._transfers.pop(request_id, None)
+        self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_LEASE_EXPIRED})
 
     def take_notes(self) -> tuple[list[tuple[str, int, int]], dict[str, str]]:
         """What the scheduler side is to be told with this step; both empty most of the time."""
         if not self._seen and not self._outcomes:
             return [], {}
-        seen, self._seen = self._seen, []
+        # The push writer's thread may add to `_seen` meanwhile.
+        seen = [self._seen.popleft() for _ in range(len(self._seen))]
         outcomes, self._outcomes = self._outcomes, {}
         return seen, outcomes
 
@@ -253,6 +283,12 @@ class WorkerHooks:
         if error is None and failure_type in _TRANSFER_FAILURES:
             error = self.transfer_error
         if error is not None:
-            self._asked.pop(req_id, None)
-            self._transfers.pop(req_id, None)
-            self._record(ev.CLOSED, req_id, {sc.ERROR_TYPE: error})
+            self.fail(req_id, error)
+
+    def fail(self, request_id: str, error: str) -> None:
+        """End what is open of a request; a sibling that goes on no longer counts as success."""
+        if getattr(self._thread, "request", None) == request_id:
+            self._thread.failed = True
+        self._asked.pop(request_id, None)
+        self._transfers.pop(request_id, None)
+        self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: error})

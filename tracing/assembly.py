@@ -19,6 +19,7 @@ from pdtrace.tracing.clock import Anchor
 from pdtrace.tracing.events import (
     ADOPTED,
     AT,
+    CLOSED,
     LEARNED,
     OPENED,
     Event,
@@ -103,7 +104,8 @@ class Assembler:
             return
         entry = self._entries.get(request_id)
         if entry is None:
-            self.counts["unknown_request"] += 1
+            # Closing what is closed already, or was never opened here, loses nothing.
+            self.counts["unknown_request"] += kind is not CLOSED
             return
         entry.last_ns = mono_ns
         if kind is LEARNED:

@@ -45,20 +45,43 @@ def protocol_of(environment: Mapping[str, str] = os.environ) -> str:
         raise ConfigurationError(
             f"OTLP protocol {named!r} is not supported: use 'grpc' or 'http/protobuf'"
         )
+    return "http/protobuf" if _port_of(endpoint_of(environment)) == _HTTP_PORT else "grpc"
+
+
+def _port_of(endpoint: str) -> int | None:
+    """The port in a URL; raises for what is none. `host:port`, without a scheme, has none."""
     try:
-        port = urlsplit(endpoint_of(environment)).port
+        parts = urlsplit(endpoint)
+        port = parts.port
     except ValueError as error:
+        raise ConfigurationError(f"OTLP endpoint {endpoint!r} is no URL: {error}") from error
+    if "://" in endpoint and (parts.scheme not in ("http", "https") or not parts.hostname):
         raise ConfigurationError(
-            f"OTLP endpoint {endpoint_of(environment)!r} is no URL: {error}"
-        ) from error
-    return "http/protobuf" if port == _HTTP_PORT else "grpc"
+            f"OTLP endpoint {endpoint!r} cannot be used: it must be http://host:port or https://…"
+        )
+    return port
 
 
-def make_exporter(environment: Mapping[str, str] = os.environ) -> SpanExporter | None:
-    """The exporter that the environment asks for; None without an endpoint."""
-    if not endpoint_of(environment):
+def make_exporter() -> SpanExporter | None:
+    """The exporter that the environment asks for; None without an endpoint.
+
+    Raises `ConfigurationError` for a setting that cannot be used.
+    """
+    endpoint = endpoint_of()
+    if not endpoint:
         return None
-    return _grpc_exporter() if protocol_of(environment) == "grpc" else _http_exporter()
+    _port_of(endpoint)
+    protocol = protocol_of()
+    if protocol != "grpc" and "://" not in endpoint:
+        raise ConfigurationError(
+            f"OTLP endpoint {endpoint!r} cannot be used: over HTTP it must be http://host:port"
+        )
+    try:
+        return _grpc_exporter() if protocol == "grpc" else _http_exporter()
+    except Exception as error:
+        raise ConfigurationError(
+            f"the OTEL_EXPORTER_OTLP_* settings cannot be used: {error}"
+        ) from error
 
 
 def _same(data: bytes) -> bytes:

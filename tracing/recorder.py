@@ -181,7 +181,14 @@ class Recorder:
         exporter = self._telemetry.exporter
         if exporter is None:
             self.dropped["no_endpoint"] += len(batch)
-        elif exporter.export(batch) is SpanExportResult.SUCCESS:
+            return
+        try:
+            sent = exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception:
+            self.dropped["export_failed"] += len(batch)
+            self.guard.failed("export")
+            return
+        if sent:
             self.exported += len(batch)
         else:
             self.dropped["export_failed"] += len(batch)
