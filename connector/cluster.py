@@ -7,11 +7,8 @@ Everything runs under an engine server (`processes.EngineServer`), which takes i
 process ends, however it ends.
 """
 
-import http.client
 import json
-import random
 import re
-import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
-from urllib.parse import urlsplit
 
 from pdtrace.connector.cluster_settings import (
     HOST,
@@ -29,13 +25,15 @@ from pdtrace.connector.cluster_settings import (
     collector_argv,
     server_env,
 )
-from pdtrace.connector.processes import EngineServer, Process, ProcessError, until
+from pdtrace.connector.processes import EngineServer, Process, ProcessError
+from pdtrace.connector.readiness import complete, free_ports, healthy, until
 
 STOP_SECONDS: Final = 12.0
 """For each of router, engines and collector: more than the engines' own time to finish."""
+_ABANDON_SECONDS: Final = 1.0
+"""The same when the start failed: nothing to flush, and an engine half up may not even listen."""
 _STAGES: Final = {"router": 0, "engine": 1, "collector": 2}
 """Order of stopping: nobody may lose the place where its last spans go."""
-_PORTS: Final = range(20_000, 32_000)
 _PORT_TAKEN: Final = re.compile(r"address already in use", re.IGNORECASE)
 
 
@@ -113,21 +111,24 @@ class Cluster:
                 return
             except ProcessError as error:
                 taken = self._lost_port_race()
-                self.stop()
+                self.stop(_ABANDON_SECONDS)
                 if last_attempt or not taken:
                     raise ClusterError(str(error)) from error
             except BaseException:
-                self.stop()
+                self.stop(_ABANDON_SECONDS)
                 raise
 
-    def stop(self) -> None:
-        """Router, engines, collector, in this order; then the server, unless it is shared."""
+    def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Router, engines, collector, in this order; then the server, unless it is shared.
+
+        Each of the three may take so many seconds before it is killed.
+        """
         server, self._server = self._server, None
         if server is None:
             return
         try:
             for kind in _STAGES:
-                server.stop(self._processes.pop(kind, []), STOP_SECONDS)
+                server.stop(self._processes.pop(kind, []), seconds)
         finally:
             self.engines, self.router_url, self.collector = [], None, None
             if server is not self._shared:
@@ -216,7 +217,7 @@ class Cluster:
 
     def _wait_for_file(self, ready: Path, deadline: float) -> dict[str, str]:
         (process,) = self._processes[ready.name.partition(".")[0]]
-        self._wait(lambda: _complete(ready), process, deadline)
+        self._wait(lambda: complete(ready), process, deadline)
         told: dict[str, str] = json.loads(ready.read_text(encoding="utf-8"))
         return told
 
@@ -244,49 +245,3 @@ class Cluster:
             for process in ended
             if process.log.exists()
         )
-
-
-def _complete(ready: Path) -> bool:
-    """Whether the file is there with all of its JSON."""
-    try:
-        json.loads(ready.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def healthy(url: str) -> bool:
-    """Whether `GET /health` answers 200."""
-    where = urlsplit(url)
-    connection = http.client.HTTPConnection(where.hostname or HOST, where.port, timeout=5)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on right now, all different.
-
-    From below the range out of which the kernel serves outgoing connections: of those, some engine
-    or client could get one before our process does.
-    """
-    found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        if _can_bind(port):
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise ClusterError(f"no {count} free ports in {_PORTS.start}-{_PORTS.stop - 1}")
-
-
-def _can_bind(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind((HOST, port))
-        except OSError:
-            return False
-    return True

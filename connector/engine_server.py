@@ -17,6 +17,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import Any, Final
@@ -236,6 +237,9 @@ def run_engine(argv: list[str]) -> None:
 
     os.register_at_fork(after_in_child=lambda: die_with_parent(os.getppid()))
     cpu_rig.apply()
+    own = process_tree.scratch(os.getsid(0))
+    own.mkdir(mode=0o700, exist_ok=True)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(own)
     # Not vLLM's own `main`: that asks for a distribution named vllm, and the CPU build's is not.
     sys.argv = ["vllm", "serve", *argv]
     command = ServeSubcommand()

@@ -1,11 +1,18 @@
 """A session of processes: its members, and what it leaves behind once its leader is dead."""
 
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Final
 
 _SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+def scratch(session: int) -> Path:
+    """Temporary directory of a session: sockets and files that vLLM never removes go there."""
+    return Path(tempfile.gettempdir()) / f"pdtrace-{os.getuid()}-{session}"
 
 
 def shared_memory_prefix(session: int) -> str:
@@ -31,7 +38,7 @@ def _session_of(pid: int) -> int | None:
 
 
 def sweep(session: int) -> bool:
-    """Kill what outlived its leader; True once nothing is left, of the shared memory neither."""
+    """Kill what outlived its leader; True once nothing is left, no file either."""
     left = members(session)
     for pid in left:
         try:
@@ -42,4 +49,5 @@ def sweep(session: int) -> bool:
         return False
     for segment in _SHARED_MEMORY.glob(f"{shared_memory_prefix(session)}*"):
         segment.unlink(missing_ok=True)
+    shutil.rmtree(scratch(session), ignore_errors=True)
     return True

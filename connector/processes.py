@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,12 +241,3 @@ class EngineServer:
                 case "exited":
                     self._status[report["pid"]] = report["status"]
             self._changed.notify_all()
-
-
-def until(condition: Callable[[], bool], deadline: float, pause: float = 0.05) -> bool:
-    """Poll until true or until the monotonic deadline."""
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause)
-    return True

@@ -1,0 +1,154 @@
+"""Real engines: answers as of one engine, and nothing left behind however a cluster ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from engines import complete, eventually, hand_off, leftovers, marked, sessions, shared_memory, text
+
+from pdtrace.connector.cluster import Cluster, ClusterError
+from pdtrace.connector.cluster_settings import ClusterSettings, Layout, Mode
+from pdtrace.connector.process_tree import members
+from pdtrace.connector.processes import EngineServer
+from pdtrace.connector.readiness import free_ports
+
+pytestmark = pytest.mark.e2e
+
+PROMPTS = [f"{number} amber cedar willow stone " * 8 for number in range(3)]
+
+
+def untraced(tmp_path: Path, mode: Mode = "push", layout: Layout = "uni") -> ClusterSettings:
+    """vLLM as it comes, no router, no collector."""
+    return ClusterSettings(mode=mode, layout=layout, traced=False, router=False, run_dir=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def plain_answers(
+    engine_server: EngineServer, tmp_path_factory: pytest.TempPathFactory
+) -> list[str]:
+    """What one engine without any connector says."""
+    settings = untraced(tmp_path_factory.mktemp("plain"))
+    with Cluster.plain(settings, engine_server) as plain:
+        url = plain.engines[0].url
+        return [text(complete(url, plain.model, prompt)) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("mode", ["push", "pull"])
+def test_handed_over_answers_are_those_of_one_engine(
+    mode: Mode, engine_server: EngineServer, tmp_path: Path, plain_answers: list[str]
+) -> None:
+    """vLLM's own connectors, parameters carried by hand; nothing is left after the stop."""
+    with Cluster(untraced(tmp_path, mode), engine_server) as cluster:
+        assert [engine.name for engine in cluster.engines] == ["prefill-0", "decode-0"]
+        assert [hand_off(cluster, prompt) for prompt in PROMPTS] == plain_answers
+        mine = sessions(cluster)
+    assert leftovers(mine) == []
+    assert len(set(plain_answers)) == len(PROMPTS)
+
+
+def test_no_thread_of_an_engine_is_pinned(engine_server: EngineServer, tmp_path: Path) -> None:
+    """Not even after a transfer has started threads of its own."""
+    with Cluster(untraced(tmp_path), engine_server) as cluster:
+        hand_off(cluster, PROMPTS[0])
+        for session in sessions(cluster):
+            for pid in members(session):
+                for thread in os.listdir(f"/proc/{pid}/task"):
+                    assert os.sched_getaffinity(int(thread)) == os.sched_getaffinity(0)
+
+
+def test_nothing_is_left_of_a_killed_engine(engine_server: EngineServer, tmp_path: Path) -> None:
+    """Its scheduler, worker and shared memory go too, and `check` names it and its log."""
+    with Cluster(untraced(tmp_path, layout="mp"), engine_server) as cluster:
+        mine, killed = sessions(cluster), cluster.decodes[0].process
+        assert len(members(killed.pid)) >= 3
+        assert shared_memory(killed.pid) != []
+        cluster.check()
+        killed.send_signal(signal.SIGKILL)
+        assert killed.wait(60) == -signal.SIGKILL
+        assert leftovers([killed.pid]) == []
+        with pytest.raises(ClusterError, match=r"decode-0 ended with SIGKILL.*decode-0\.log"):
+            cluster.check()
+        assert leftovers([cluster.prefills[0].process.pid]) != []
+    assert leftovers(mine) == []
+
+
+def test_a_wrong_model_path_is_named_with_its_log(
+    engine_server: EngineServer, tmp_path: Path
+) -> None:
+    """One sentence: process, status, reason, log."""
+    settings = ClusterSettings(mode="none", traced=False, run_dir=tmp_path, model="/nonexistent")
+    with pytest.raises(ClusterError) as raised:
+        Cluster(settings, engine_server).start()
+    message = str(raised.value)
+    assert message.startswith("engine-0 ended with status 1: ")
+    assert "/nonexistent" in message
+    assert message.endswith(f"(log: {tmp_path / 'engine-0.log'})")
+
+
+def test_one_engine_that_cannot_start_takes_the_others_down(
+    engine_server: EngineServer, tmp_path: Path
+) -> None:
+    """A start that fails leaves nothing running."""
+    settings = replace(untraced(tmp_path), decode_flags=("--no-such-flag",))
+    cluster = Cluster(settings, engine_server)
+    with pytest.raises(ClusterError, match=r"decode-0 .* unrecognized arguments: --no-such-flag"):
+        cluster.start()
+    assert cluster.processes() == []
+
+
+def test_a_lost_port_race_is_run_again(
+    engine_server: EngineServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody may listen on a port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        taken = [somebody.getsockname()[1], *free_ports(1)]
+        answers = iter([taken, free_ports(2)])
+        monkeypatch.setattr("pdtrace.connector.cluster.free_ports", lambda count: next(answers))
+        with Cluster.plain(untraced(tmp_path), engine_server) as cluster:
+            assert text(complete(cluster.engines[0].url, cluster.model, "Hello"))
+    assert (tmp_path / "engine-0-retry1.log").exists()
+
+
+def start_up(tmp_path: Path, mark: str, *options: str) -> "subprocess.Popen[str]":
+    """`pdtrace cluster up`, once it says that it is ready."""
+    program = "from pdtrace.cli.main import main; raise SystemExit(main())"
+    command = [sys.executable, "-c", program, "cluster", "up", "--run-dir", str(tmp_path)]
+    launcher = subprocess.Popen(
+        [*command, *options],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PDTRACE_TEST_MARK": mark},
+        start_new_session=True,
+    )
+    assert launcher.stdout is not None
+    for line in launcher.stdout:
+        if line.startswith("Ctrl-C"):
+            return launcher
+    raise AssertionError(f"ended with {launcher.wait()} before it was ready")
+
+
+def test_up_stops_everything_at_ctrl_c(tmp_path: Path) -> None:
+    """Status 0, and no process of it is left when the command has returned."""
+    mark = uuid.uuid4().hex
+    with start_up(tmp_path, mark) as launcher:
+        assert len(marked(mark)) >= 8
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(60) == 0
+        assert marked(mark) == []
+
+
+def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
+    """The engine server sees the socket close and stops its children itself."""
+    mark = uuid.uuid4().hex
+    before = set(os.listdir("/dev/shm"))
+    with start_up(tmp_path, mark, "--mode", "none", "--layout", "mp") as launcher:
+        owned = [name for name in set(os.listdir("/dev/shm")) - before if "pdtrace-" in name]
+        launcher.kill()
+        assert eventually(lambda: marked(mark) == [])
+        assert owned and not set(owned) & set(os.listdir("/dev/shm"))
