@@ -10,13 +10,18 @@
 from dataclasses import dataclass, field
 from itertools import count
 
-from reference_split import Interval, Painted, paint, without
+from reference_split import Interval, Known, Painted, paint, without
 
-from pdtrace.analysis.records import EventRecord, SpanRecord
+from pdtrace.analysis.records import AttributeValue, EventRecord, SpanRecord
 from pdtrace.tracing import semconv as sc
 
 EPOCH_NS = 1_795_946_400_000_000_000
 CLOCK = "5a0f3c1e-7d52-4c7e-9d30-6f1b2a9c0a01"
+LOST = "dead0000"
+"""The attempt of a try that failed."""
+
+Event = tuple[str, int, *tuple[int, ...]]
+"""Its name, its time, and where it speaks of one the rank of the peer."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,7 @@ def instants(shape: Shape) -> Instants:
 def truth(shape: Shape) -> tuple[int, Painted]:
     """TTFT and its split as drawn (ns)."""
     at = instants(shape)
-    shakes: list[Interval] = [("handshake", *at.shaken)]
+    shakes: list[Known] = [("handshake", *at.shaken)]
     drawn: list[Interval] = [
         ("ingress", at.t0, at.p_first),
         ("retry", at.p_first, at.p_has),
@@ -200,20 +205,25 @@ class Writer:
         end: int,
         side: str = "router",
         rank: int = 0,
+        *,
         attempt: str = "00000000",
-        events: tuple[tuple[str, int] | tuple[str, int, int], ...] = (),
+        events: tuple[Event, ...] = (),
         status: int = 0,
         clock: str = CLOCK,
         engine: str = "",
         mode: str = "",
-        **attributes: object,
+        **attributes: AttributeValue,
     ) -> None:
-        """Add one span; attribute names are written with `__` for dots.
-
-        An event is its name, its time, and where it speaks of one the rank of the peer.
-        """
-        resource = {sc.ROLE: side, sc.CLOCK_ID: clock, sc.TP_RANK: rank}
-        said: dict[str, object] = {sc.REQUEST_ID: self.request_id, sc.MODE: mode or self.mode}
+        """Add one span; attribute names are written with `__` for dots."""
+        resource: dict[str, AttributeValue] = {
+            sc.ROLE: side,
+            sc.CLOCK_ID: clock,
+            sc.TP_RANK: rank,
+        }
+        said: dict[str, AttributeValue] = {
+            sc.REQUEST_ID: self.request_id,
+            sc.MODE: mode or self.mode,
+        }
         if side != sc.ROLE_ROUTER:
             resource[sc.ENGINE_ID] = engine or f"{side[0]}-engine-0"
             said[sc.ENGINE_REQUEST_ID] = f"cmpl-{self.request_id}-0-{attempt}"
@@ -270,9 +280,9 @@ def _router(shape: Shape, at: Instants, writer: Writer) -> None:
 def _prefill_side(shape: Shape, at: Instants, writer: Writer) -> None:
     side = sc.ROLE_PREFILL
     if shape.p_retry:
-        lost = {"side": side, "attempt": "dead0000"}
-        writer.span(sc.SPAN_PREFILL_QUEUE, at.p_first, at.p_first + 1, **lost)
-        writer.span(sc.SPAN_PREFILL, at.p_first + 1, at.p_first + 3, status=2, **lost)
+        begun, failed = at.p_first + 1, at.p_first + 3
+        writer.span(sc.SPAN_PREFILL_QUEUE, at.p_first, begun, side, attempt=LOST)
+        writer.span(sc.SPAN_PREFILL, begun, failed, side, attempt=LOST, status=2)
     middle = (at.p_scheduled + at.p_end) // 2
     writer.span(sc.SPAN_PREFILL_QUEUE, at.p_has, at.p_scheduled, side)
     writer.span(sc.SPAN_PREFILL, at.p_scheduled, middle, side)
@@ -293,8 +303,8 @@ def _decode_side(shape: Shape, at: Instants, writer: Writer) -> None:
     side = sc.ROLE_DECODE
     if shape.d_retry:
         event = ((sc.EVENT_FIRST_ATTEMPT, at.d_first + 1),)
-        lost = {"side": side, "attempt": "dead0000", "status": 2}
-        writer.span(sc.SPAN_DECODE_ADMISSION, at.d_first, at.d_first + 2, events=event, **lost)
+        span = (at.d_first, at.d_first + 2)
+        writer.span(sc.SPAN_DECODE_ADMISSION, *span, side, events=event, attempt=LOST, status=2)
     tried = ((sc.EVENT_FIRST_ATTEMPT, at.attempted),)
     writer.span(sc.SPAN_DECODE_ADMISSION, at.d_has, at.allocated, side, events=tried)
     if shape.push:
@@ -308,8 +318,8 @@ def _decode_side(shape: Shape, at: Instants, writer: Writer) -> None:
     if shape.recompute:
         writer.span(sc.SPAN_PREFILL, at.scheduled, at.computed, side)
     writer.span(sc.SPAN_FIRST_DECODE, at.scheduled, at.token, side)
-    tokens = {"gen_ai__usage__output_tokens": shape.tokens}
-    writer.span(sc.SPAN_DECODE, at.token, at.token + shape.decode, side, **tokens)
+    end = at.token + shape.decode
+    writer.span(sc.SPAN_DECODE, at.token, end, side, gen_ai__usage__output_tokens=shape.tokens)
 
 
 def _transfers(shape: Shape, at: Instants, writer: Writer) -> None:

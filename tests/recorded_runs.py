@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import orjson
 
@@ -34,12 +35,12 @@ class Arm:
 
     mode: Mode
     layout: Layout = "uni"
-    traced: bool | str = True
+    traced: bool | Literal["plugin"] = True
     engines: int = 1
 
     def __str__(self) -> str:
-        name = {True: "traced", False: "untraced"}.get(self.traced, str(self.traced))  # type: ignore[call-overload]
-        return f"{self.mode}-{self.layout}-{name}-{self.engines}x{self.engines}"
+        names = {True: "traced", False: "untraced", "plugin": "plugin"}
+        return f"{self.mode}-{self.layout}-{names[self.traced]}-{self.engines}x{self.engines}"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Run:
     store: Path
     results: Sequence[WorkloadResult]
     records: Sequence[SpanRecord]
-    splits: dict[str, dict]
+    splits: dict[str, dict[str, Any]]
 
     def spans(self, request_id: str) -> list[SpanRecord]:
         """The request's spans in order of start."""
@@ -82,7 +83,7 @@ class Runs:
         settings = ClusterSettings(
             mode=arm.mode,
             layout=arm.layout,
-            traced=arm.traced,  # type: ignore[arg-type]
+            traced=arm.traced,
             prefills=arm.engines,
             decodes=arm.engines,
             run_dir=directory,

@@ -28,6 +28,7 @@ PRIORITY = [
     "retry",
     "egress",
 ]
+Known = tuple[str, int, int]
 Interval = tuple[str, int | None, int | None]
 
 
@@ -41,7 +42,8 @@ class Painted:
 
 def paint(intervals: Iterable[Interval], start: int, end: int) -> Painted:
     """Walk from boundary to boundary; at each the first active phase in `PRIORITY` owns."""
-    known = [(p, max(a, start), min(b, end)) for p, a, b in intervals if None not in (a, b)]
+    known = [(p, a, b) for p, a, b in intervals if a is not None and b is not None]
+    known = [(p, max(a, start), min(b, end)) for p, a, b in known]
     known = [(p, a, b) for p, a, b in known if a < b]
     cuts = sorted({start, end, *(a for _, a, _ in known), *(b for _, _, b in known)})
     exposed: dict[str, int] = {}
@@ -55,11 +57,11 @@ def paint(intervals: Iterable[Interval], start: int, end: int) -> Painted:
     return Painted(exposed, hidden)
 
 
-def without(intervals: Sequence[Interval], inner: Sequence[Interval]) -> list[Interval]:
+def without(intervals: Sequence[Known], inner: Sequence[Known]) -> list[Known]:
     """The intervals with every part that lies in one of `inner` cut out."""
     left = list(intervals)
     for _, a, b in inner:
-        cut: list[Interval] = []
+        cut: list[Known] = []
         for phase, c, d in left:
             cut += [(phase, c, min(d, a)), (phase, max(c, b), d)]
         left = [(p, c, d) for p, c, d in cut if c < d]
@@ -129,7 +131,9 @@ def _events(spans: list[SpanRecord], name: str) -> list[int]:
 
 
 def _rank(record: SpanRecord) -> int:
-    return int(record.resource.get(sc.TP_RANK, 0))
+    rank = record.resource.get(sc.TP_RANK, 0)
+    assert isinstance(rank, int)
+    return rank
 
 
 def reference(records: Sequence[SpanRecord]) -> tuple[int, Painted]:
@@ -141,19 +145,20 @@ def reference(records: Sequence[SpanRecord]) -> tuple[int, Painted]:
     p_first, d_first = r.first_arrival(r.p_tries, r.p), r.first_arrival(r.d_tries, r.d)
     p_end = _end(r.p, sc.SPAN_PREFILL)
     d_has = _start(r.d, sc.SPAN_DECODE_ADMISSION, sc.SPAN_PREFILL_QUEUE)
-    together = dispatch == "concurrent" or (
-        not dispatch and push and None not in (d_has, p_end) and d_has < p_end
-    )
+    early = d_has is not None and p_end is not None and d_has < p_end
+    together = dispatch == "concurrent" or (not dispatch and push and early)
     request = [s for s in r.router if s.name == sc.SPAN_REQUEST]
     decode_legs = [s.start_ns for s in r.router if _attr(s, sc.LEG) == "decode"]
     token = _end(r.d, sc.SPAN_FIRST_DECODE, sc.SPAN_PREFILL)
     t0 = min([s.start_ns for s in request] or [x for x in (p_first, d_first) if x is not None])
-    t1 = min(_events(request, sc.EVENT_FIRST_TOKEN) or [token])
+    t1 = min(_events(request, sc.EVENT_FIRST_TOKEN), default=token)
+    assert t1 is not None
     allocated, told = _start(r.d, sc.SPAN_KV_WAIT), _end(r.d, sc.SPAN_KV_WAIT)
     handed = _end(r.p, sc.SPAN_PREFILL_END)
     hop_from = min(decode_legs, default=None) if together and push else handed if push else p_end
     if not r.p:
         hop_from = None
+    after = hop_from is not None and d_first is not None and d_first >= hop_from
     attempted = min(_events(r.d, sc.EVENT_FIRST_ATTEMPT), default=None)
     scheduled = min(
         (x for x in (_start(r.d, sc.SPAN_FIRST_DECODE), _start(r.d, sc.SPAN_PREFILL)) if x),
@@ -165,16 +170,17 @@ def reference(records: Sequence[SpanRecord]) -> tuple[int, Painted]:
         ("ingress", t0, p_first if r.p else d_first),
         ("retry", p_first, _start(r.p, sc.SPAN_PREFILL_QUEUE)),
         ("retry", d_first, d_has),
-        ("prefill_queue", *(_start(r.p, n) for n in (sc.SPAN_PREFILL_QUEUE, sc.SPAN_PREFILL))),
+        ("prefill_queue", _start(r.p, sc.SPAN_PREFILL_QUEUE), _start(r.p, sc.SPAN_PREFILL)),
         ("prefill_queue", _start(r.d, sc.SPAN_PREFILL_QUEUE), d_prefill[0]),
         ("prefill", _start(r.p, sc.SPAN_PREFILL), p_end),
         ("prefill", *d_prefill),
-        ("hop", hop_from, d_first if hop_from is not None and d_first >= hop_from else d_has),
+        ("hop", hop_from, d_first if after else d_has),
         ("admission", d_has, attempted),
         ("decode_capacity", attempted, allocated),
         ("egress", token, t1),
     ]
     if told is not None:
+        assert scheduled is not None
         drawn += [
             ("requeue", told, scheduled if refused is None else refused),
             ("decode_queue", refused, scheduled),
@@ -222,15 +228,16 @@ def _handoff(
         received += [] if push else [begin]
     posted = max((s.end_ns for s in submits), default=None)
     until = max(received, default=None)
-    shakes: dict[bool, list[Interval]] = {}
+    shakes: dict[bool, list[Known]] = {}
     for on_d in (True, False):
         limit = (until if push else posted) if on_d else (posted if push else 0)
         spans = [s for s in (r.d if on_d else r.p) if s.name == sc.SPAN_HANDSHAKE]
         late = bool(spans) and max(s.end_ns for s in spans) > (limit or 0)
         shakes[on_d] = [] if late else [("handshake", s.start_ns, s.end_ns) for s in spans]
     drawn += shakes[True] + shakes[False]
-    if None not in (allocated, until):
+    if allocated is not None and until is not None:
         drawn += without([("registration", allocated, until)], shakes[True])
     drawn += without([("submit", s.start_ns, s.end_ns) for s in submits], shakes[not push])
-    drawn += [("transfer", s.start_ns, min(s.end_ns, landed)) for s in wires]
+    if landed is not None:
+        drawn += [("transfer", s.start_ns, min(s.end_ns, landed)) for s in wires]
     return drawn

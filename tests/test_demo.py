@@ -53,7 +53,8 @@ def read_until(process: "subprocess.Popen[str]", line: str) -> None:
 
 def family(process: "subprocess.Popen[str]") -> list[psutil.Process]:
     """Everything the demo has started so far."""
-    return psutil.Process(process.pid).children(recursive=True)
+    started: list[psutil.Process] = psutil.Process(process.pid).children(recursive=True)
+    return started
 
 
 def writing_to(log: str, processes: list[psutil.Process]) -> list[psutil.Process]:

@@ -14,7 +14,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from pdtrace.tracing.encode import encode_request, encode_span
 
-TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SCALAR = st.one_of(
     TEXT,
     st.booleans(),

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.resources import Resource
@@ -50,10 +51,12 @@ def test_a_full_buffer_drops_the_newest_and_counts() -> None:
 def test_threads_lose_nothing_below_capacity() -> None:
     """Four threads record at once; every span arrives."""
     recorder, exporter = make_recorder(capacity=100_000)
-    threads = [
-        threading.Thread(target=lambda n=n: [one_request(recorder, f"{n}-{i}") for i in range(500)])
-        for n in range(4)
-    ]
+
+    def many(name: int) -> None:
+        for i in range(500):
+            one_request(recorder, f"{name}-{i}")
+
+    threads = [threading.Thread(target=many, args=(n,)) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -169,9 +172,7 @@ os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_a_fork_after_the_start_exports_on_both_sides(
-    tmp_path: "os.PathLike[str]", protocol: str
-) -> None:
+def test_a_fork_after_the_start_exports_on_both_sides(tmp_path: Path, protocol: str) -> None:
     """Parent and child each send their own request once, with their own process id."""
     from pdtrace.analysis.collect import Collector
     from pdtrace.analysis.store import read_spans

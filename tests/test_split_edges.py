@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from generator import EPOCH_NS, Rank, Shape, Writer, records
+from generator import EPOCH_NS, Event, Rank, Shape, Writer, records
 
 from pdtrace.analysis.handoffs import join
 from pdtrace.analysis.records import SpanRecord
@@ -22,9 +22,22 @@ P, D = sc.ROLE_PREFILL, sc.ROLE_DECODE
 class Drawing(Writer):
     """A writer whose times count from the epoch of the tests."""
 
-    def span(self, name: str, start: int, end: int, *args: Any, **more: Any) -> None:
-        events = tuple((e, EPOCH_NS + at, *peer) for e, at, *peer in more.pop("events", ()))
-        super().span(name, EPOCH_NS + start, EPOCH_NS + end, *args, events=events, **more)
+    def span(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        side: str = "router",
+        rank: int = 0,
+        *,
+        events: tuple[Event, ...] = (),
+        **more: Any,
+    ) -> None:
+        moved: tuple[Event, ...] = tuple(
+            (event, EPOCH_NS + at, *peer) for event, at, *peer in events
+        )
+        start, end = EPOCH_NS + start, EPOCH_NS + end
+        super().span(name, start, end, side, rank, events=moved, **more)
 
     def router(
         self, end: int, token: int | None, dispatch: str = "sequential", **more: Any
@@ -359,7 +372,9 @@ def test_microsecond_gaps_between_processes_do_not_tear_the_split() -> None:
 
 def test_zero_length_steps_and_one_instant_for_all() -> None:
     """A request in which nothing takes time has a TTFT of 0 and no phase."""
-    nothing = {name: 0 for name in vars(Shape()) if isinstance(getattr(Shape(), name), int)}
+    nothing: dict[str, Any] = {
+        name: 0 for name in vars(Shape()) if isinstance(getattr(Shape(), name), int)
+    }
     shape = Shape(**(nothing | {"router": True, "tokens": 1, "ranks": (Rank(0, 0, 0),)}))
     found = only(records(shape))
     assert (found["ttft_ns"], found["phases"], found["hidden"]) == (0, {}, {})

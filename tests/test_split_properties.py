@@ -1,12 +1,13 @@
 """The invariants of the split, each one a property over random requests."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pandas as pd
 import pytest
-from generator import EPOCH_NS, Rank, Shape, Writer, records, truth
+from generator import EPOCH_NS, LOST, Rank, Shape, Writer, records, truth
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from reference_split import reference
@@ -77,8 +78,10 @@ def done(spans: list[SpanRecord]) -> Split:
     return split(join(build(spans)))
 
 
-def nonzero(row: pd.Series) -> dict[str, int]:
-    return {name: int(value) for name, value in row.items() if value}
+def nonzero(phases: pd.DataFrame, request_id: str) -> dict[str, int]:
+    row = phases.loc[request_id]
+    assert isinstance(row, pd.Series)
+    return {str(name): int(value) for name, value in row.items() if value}
 
 
 def same(one: Split, other: Split) -> None:
@@ -100,8 +103,8 @@ def test_generated_truth_is_recovered_to_the_nanosecond(batch: list[Shape]) -> N
     for i, shape in enumerate(batch):
         ttft, painted = truth(shape)
         assert found.requests.loc[f"r-{i}", "ttft_ns"] == ttft
-        assert nonzero(found.exposed.loc[f"r-{i}"]) == painted.exposed
-        assert nonzero(found.hidden.loc[f"r-{i}"]) == painted.hidden
+        assert nonzero(found.exposed, f"r-{i}") == painted.exposed
+        assert nonzero(found.hidden, f"r-{i}") == painted.hidden
 
 
 @BATCHES
@@ -184,7 +187,7 @@ def test_scaling_scales(batch: list[Shape], factor: int) -> None:
         pd.testing.assert_frame_equal(getattr(one, frame) * factor, getattr(other, frame))
 
 
-def retimed(span: SpanRecord, move) -> SpanRecord:
+def retimed(span: SpanRecord, move: Callable[[int], int]) -> SpanRecord:
     """`span` with every time passed through `move`."""
     events = tuple(EventRecord(e.name, move(e.time_ns), e.attributes) for e in span.events)
     return replace(span, start_ns=move(span.start_ns), end_ns=move(span.end_ns), events=events)
@@ -232,8 +235,8 @@ def test_batch_equals_the_slow_reference(batch: list[Shape]) -> None:
     for i, shape in enumerate(batch):
         ttft, painted = reference(records(shape, f"r-{i}"))
         assert found.requests.loc[f"r-{i}", "ttft_ns"] == ttft
-        assert nonzero(found.exposed.loc[f"r-{i}"]) == painted.exposed
-        assert nonzero(found.hidden.loc[f"r-{i}"]) == painted.hidden
+        assert nonzero(found.exposed, f"r-{i}") == painted.exposed
+        assert nonzero(found.hidden, f"r-{i}") == painted.hidden
 
 
 @BATCHES
@@ -246,9 +249,9 @@ def test_a_span_outside_the_causal_cone_changes_nothing(batch: list[Shape], at: 
     for i, shape in enumerate(batch):
         writer = Writer(f"r-{i}", shape.mode)
         start = EPOCH_NS + shape.start + shape.ingress + at
-        lost = {"side": sc.ROLE_PREFILL, "attempt": "dead0000", "status": 2}
-        writer.span(sc.SPAN_WRITE_SUBMIT, start, start + 50, **lost)
-        writer.span(sc.SPAN_HANDSHAKE, start, start + 70, **lost)
+        for name, long in ((sc.SPAN_WRITE_SUBMIT, 50), (sc.SPAN_HANDSHAKE, 70)):
+            end = start + long
+            writer.span(name, start, end, sc.ROLE_PREFILL, attempt=LOST, status=2)
         noise += [replace(span, span_id=span.span_id[::-1]) for span in writer.records]
         noise.append(replace(spans[i], name="vllm_prefill", span_id=f"f{i:015x}"))
     found, alone = done([*spans, *noise]), done(spans)

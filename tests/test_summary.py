@@ -51,7 +51,8 @@ def test_a_quantile_is_an_observed_value_or_nothing(
 def test_quantiles_come_with_their_count(mixed: Split) -> None:
     """25 requests carry a p95, not a p99; the aborted one is in no latency."""
     found = summarise(mixed).quantiles.set_index(["mode", "measure"])
-    row = found.loc[("push", "ttft")]
+    row = found.loc[("push", "ttft"), :]
+    assert isinstance(row, pd.Series)
     assert (row["count"], row["p50_ns"], row["p95_ns"]) == (25, 376, 387)
     assert pd.isna(row["p99_ns"])
     assert found.loc[("push", "tpot"), "p50_ns"] == 10

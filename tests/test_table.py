@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from generator import Shape, records
 
+from pdtrace.analysis.records import AttributeValue
 from pdtrace.analysis.table import (
     EVENT_COLUMNS,
     REJECT_BACKWARDS,
@@ -57,7 +58,9 @@ def test_the_longest_of_conflicting_copies_stays_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("said, read", [(7, 7), ("7", 7), (7.0, 7), (7.5, None), (True, None)])
-def test_integer_attributes_are_read_from_every_spelling(said: object, read: int | None) -> None:
+def test_integer_attributes_are_read_from_every_spelling(
+    said: AttributeValue, read: int | None
+) -> None:
     """Exporters write integers as numbers, text, or whole doubles."""
     (span, *_) = records(Shape())
     table = build([replace(span, attributes={**span.attributes, sc.OUTPUT_TOKENS: said})])
