@@ -10,8 +10,6 @@ import pytest
 
 from pdtrace.connector import plugin
 
-vllm = pytest.importorskip("vllm", reason="vLLM is not installed")
-
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}
 NAMES = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
 FACTORY = """

@@ -4,11 +4,8 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-pytest.importorskip("vllm", reason="vLLM is not installed")
-
 import engine_imports  # noqa: F401  # first of all
+import pytest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
