@@ -19,9 +19,14 @@ from typing import Any, Final, Self
 
 KILL_SECONDS: Final = 10.0
 """How long the kernel and the server may take to confirm a SIGKILL."""
-_TELLING: Final = re.compile(r"\b\w*(?:Error|Exception)\b: \S|: error: \S|^error: ", re.IGNORECASE)
-_NOT_TELLING: Final = re.compile(r"Engine core initialization failed|CancelledError")
-_PREFIX: Final = re.compile(r"^\(\w+ pid=\d+\) (?:\w+ \S+ \S+ \[\S+\] )?")
+_TELLING: Final = re.compile(
+    r"\b\w*(?:Error|Exception): \S|: error: \S|^error: |Segfault encountered|Fatal Python error",
+    re.IGNORECASE,
+)
+_NOT_TELLING: Final = re.compile(
+    r"Engine core initialization failed|CancelledError|^Found ulimit|^WARNING "
+)
+_PREFIX: Final = re.compile(r"^\(\w+ pid=\d+\) (?:(?:INFO|ERROR) \S+ \S+ \[\S+\] )?")
 
 
 class ProcessError(RuntimeError):

@@ -115,6 +115,13 @@ def test_nothing_outlives_a_killed_server(tmp_path: Path) -> None:
             "RuntimeError: Engine core initialization failed. See root cause above.\n",
             "ValueError: bad block size",
         ),
+        (
+            "Found ulimit of 9, which can cause errors like `OSError: [Errno 24] Too many`.\n"
+            "(EngineCore pid=7) WARNING 11-29 18:07:13 [x.py:1] KeyError: 'unimportant'\n"
+            "!!!!!!! Segfault encountered !!!!!!!\n"
+            "RuntimeError: Engine core initialization failed. See root cause above.\n",
+            "!!!!!!! Segfault encountered !!!!!!!",
+        ),
         ("usage: vllm\nvllm serve: error: unrecognized arguments: --no\n\n", None),
     ],
 )
