@@ -5,14 +5,11 @@ Single-threaded and without a clock of its own; the recorder calls it from its t
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event as SpanEvent
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.clock import Anchor
@@ -26,45 +23,30 @@ from pdtrace.tracing.events import (
     EventKind,
     RequestContext,
 )
-from pdtrace.tracing.propagation import TraceContext, context_of, parse_traceparent
+from pdtrace.tracing.propagation import context_of, parse_traceparent
+from pdtrace.tracing.span import Point, RecordedSpan, Shared
 
-_UNSET: Final = Status(StatusCode.UNSET)
-_ERROR: Final = Status(StatusCode.ERROR)
-_SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
-_INTERNAL: Final = SpanKind.INTERNAL
 _Data = Mapping[str, Any]
 
 
 class _OpenSpan:
-    __slots__ = ("start_ns", "events")
+    __slots__ = ("start_ns", "points")
 
     def __init__(self, start_ns: int) -> None:
         self.start_ns = start_ns
-        self.events: list[SpanEvent] | None = None
+        self.points: list[Point] | None = None
 
 
 class _Entry:
     """A request this process has something open of."""
 
-    __slots__ = ("trace", "parent", "attributes", "anchor", "open", "last_ns")
+    __slots__ = ("shared", "anchor", "open", "last_ns")
 
-    def __init__(
-        self, trace: TraceContext, attributes: dict[str, Any], anchor: Anchor, mono_ns: int
-    ) -> None:
-        self.join(trace)
-        self.attributes = attributes
+    def __init__(self, shared: Shared, anchor: Anchor, mono_ns: int) -> None:
+        self.shared = shared
         self.anchor = anchor
         self.open: dict[str, _OpenSpan] = {}
         self.last_ns = mono_ns
-
-    def join(self, trace: TraceContext) -> None:
-        """Belong to `trace` from now on."""
-        self.trace = trace
-        self.parent = (
-            SpanContext(trace.trace_id, trace.parent_id, True, _SAMPLED)
-            if trace.parent_id
-            else None
-        )
 
 
 class Assembler:
@@ -83,7 +65,7 @@ class Assembler:
         capacity: int = 65_536,
         limit_ns: int = 900 * 10**9,
     ) -> None:
-        self.finished: list[ReadableSpan] = []
+        self.finished: list[RecordedSpan] = []
         self.counts: Counter[str] = Counter()
         """`unknown_request`, `table_full`, `abandoned`: events or requests, by what befell them."""
         self._resource = resource
@@ -108,13 +90,8 @@ class Assembler:
             self.counts["unknown_request"] += kind is not CLOSED
             return
         entry.last_ns = mono_ns
-        if kind is LEARNED:
-            entry.attributes = {**entry.attributes, **data}
-            return
-        if kind is ADOPTED:
-            peers = parse_traceparent(data)
-            if entry.parent is None and peers is not None:
-                entry.join(peers)
+        if kind is LEARNED or kind is ADOPTED:
+            entry.shared = _learned(entry.shared, kind, data)
             return
         at_ns = data.get(AT) if data else None
         self._act(kind, entry, at_ns or entry.anchor.to_wall_ns(mono_ns), data)
@@ -134,9 +111,9 @@ class Assembler:
             span = spans.get(kind.point[0])
             if span is not None:
                 attributes = {k: v for k, v in data.items() if k != AT} if data else None
-                if span.events is None:
-                    span.events = []
-                span.events.append(SpanEvent(kind.point[1], attributes, at_ns))
+                if span.points is None:
+                    span.points = []
+                span.points.append((kind.point[1], at_ns, attributes))
 
     def expire(self, mono_ns: int) -> None:
         """End what has outlived its limit."""
@@ -168,7 +145,8 @@ class Assembler:
             sc.ENGINE_REQUEST_ID: request_id,
             **context.attributes,
         }
-        self._entries[request_id] = _Entry(trace, attributes, anchor, mono_ns)
+        shared = Shared(trace, attributes, self._resource, self._scope)
+        self._entries[request_id] = _Entry(shared, anchor, mono_ns)
 
     def _end_all(self, entry: _Entry, mono_ns: int, data: _Data | None) -> None:
         """End whatever is open as an error: the one that `data` names, else abandoned."""
@@ -182,32 +160,30 @@ class Assembler:
     def _finish(
         self, entry: _Entry, name: str, span: _OpenSpan, end_ns: int, data: _Data | None
     ) -> None:
-        if not entry.trace.sampled:
+        if not entry.shared.trace.sampled:
             return
-        attributes = entry.attributes
-        status = _UNSET
-        if data:
-            attributes = {**attributes, **data}
-            attributes.pop(AT, None)
-            if sc.ERROR_TYPE in data:
-                status = _ERROR
+        if data and AT in data:
+            data = {key: value for key, value in data.items() if key != AT}
         # Clocks of two processes may disagree by a reading; a span never ends before its start.
         end_ns = end_ns if end_ns > span.start_ns else span.start_ns
-        context = SpanContext(entry.trace.trace_id, self._ids.generate_span_id(), False, _SAMPLED)
         self.finished.append(
-            ReadableSpan(
+            RecordedSpan(
                 name,
-                context,
-                entry.parent,
-                self._resource,
-                attributes,
-                span.events or (),
-                (),
-                _INTERNAL,
-                None,
-                status,
+                entry.shared,
+                self._ids.generate_span_id(),
                 span.start_ns,
                 end_ns,
-                self._scope,
+                data,
+                span.points or (),
             )
         )
+
+
+def _learned(shared: Shared, kind: EventKind, data: Any) -> Shared:
+    """What the spans that end from now on have in common: more attributes, or the peer's trace."""
+    trace, attributes = shared.trace, shared.attributes
+    if kind is LEARNED:
+        attributes = {**attributes, **data}
+    elif not trace.parent_id:
+        trace = parse_traceparent(data) or trace
+    return Shared(trace, attributes, shared.resource, shared.scope)

@@ -12,10 +12,19 @@ from functools import lru_cache
 from typing import Any, Final
 
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind
 
+from pdtrace.tracing.semconv import ERROR_TYPE
+from pdtrace.tracing.span import RecordedSpan, Shared
+
 _PACK_FIXED64: Final = struct.Struct("<Q").pack
+_PACK_ID: Final = struct.Struct(">Q").pack
+# Two tags with their fixed64: Span.start_time_unix_nano 7, end_time_unix_nano 8.
+_PACK_TIMES: Final = struct.Struct("<BQBQ").pack
+_STATUS_UNSET: Final = b"\x7a\x00"
+_STATUS_ERROR: Final = b"\x7a\x02\x18\x02"
 _PACK_DOUBLE: Final = struct.Struct("<d").pack
 _KINDS: Final = {kind: bytes([0x30, kind.value + 1]) for kind in SpanKind}
 # Span.flags (fixed32, field 16): "parent is remote" is known, and whether it is.
@@ -89,63 +98,81 @@ def _attributes(tag: int, attributes: Mapping[str, Any] | None) -> bytes:
 
 
 @lru_cache(maxsize=256)
-def _name(name: str) -> bytes:
-    return _field(5, name.encode())
+def _named(name: str, kind: SpanKind) -> bytes:
+    """Span.name 5 and kind 6."""
+    return _field(5, name.encode()) + _KINDS[kind]
 
 
-@lru_cache(maxsize=1024)
-def _trace_id(trace_id: int) -> bytes:
-    return b"\x0a\x10" + trace_id.to_bytes(16, "big")
-
-
-def _event(event: Event) -> bytes:
-    """Span.Event: time 1, name 2, attributes 3."""
-    return _field(
-        11,
-        b"\x09"
-        + _PACK_FIXED64(event.timestamp)
-        + _field(2, event.name.encode())
-        + _attributes(3, event.attributes),
-    )
+def _event(name: str, at_ns: int, attributes: Mapping[str, Any] | None) -> bytes:
+    """Span.Event (field 11 of the span): time 1, name 2, attributes 3."""
+    encoded = b"\x09" + _PACK_FIXED64(at_ns) + _field(2, name.encode())
+    return _field(11, encoded + _attributes(3, attributes) if attributes else encoded)
 
 
 def _status(span: ReadableSpan) -> bytes:
     """Span.Status: message 2, code 3 (field 15 of the span); an unset status is empty."""
     status = span.status
     if status.is_unset:
-        return b"\x7a\x00"
+        return _STATUS_UNSET
     message = _field(2, status.description.encode()) if status.description else b""
     return _field(15, message + b"\x18" + varint(status.status_code.value))
 
 
+def _ancestry(trace_id: int, parent_id: int, remote: bool) -> bytes:
+    """Span.trace_id 1, parent_span_id 4 and flags 16; parent id 0 is none."""
+    trace = b"\x0a\x10" + trace_id.to_bytes(16, "big")
+    if not parent_id:
+        return trace + _FLAGS_LOCAL
+    flags = _FLAGS_REMOTE if remote else _FLAGS_LOCAL
+    return trace + b"\x22\x08" + parent_id.to_bytes(8, "big") + flags
+
+
+def _shared(shared: Shared) -> bytes:
+    """What all spans of a request have in common, encoded once."""
+    if not shared.encoded:
+        trace = shared.trace
+        ancestry = _ancestry(trace.trace_id, trace.parent_id, True)
+        shared.encoded = ancestry + _attributes(9, shared.attributes)
+    return shared.encoded
+
+
+def _recorded(span: RecordedSpan) -> bytes:
+    own, points = span.own, span.points
+    return b"".join(
+        (
+            span.shared.encoded or _shared(span.shared),
+            b"\x12\x08",
+            _PACK_ID(span.span_id),
+            _named(span._name, SpanKind.INTERNAL),
+            _PACK_TIMES(0x39, span._start_time, 0x41, span._end_time),
+            _attributes(9, own) if own else b"",
+            b"".join([_event(*point) for point in points]) if points else b"",
+            _STATUS_ERROR if own and ERROR_TYPE in own else _STATUS_UNSET,
+        )
+    )
+
+
 def encode_span(span: ReadableSpan) -> bytes:
     """One span as the payload of `ScopeSpans.spans`. Links are not written: we make none."""
+    if isinstance(span, RecordedSpan):
+        return _recorded(span)
     context, parent = span.context, span.parent
     if context is None or span.start_time is None or span.end_time is None:
         raise ValueError(f"span {span.name!r} has no context or has not ended")
-    if parent is None:
-        ancestry = b""
-        flags = _FLAGS_LOCAL
-    else:
-        ancestry = b"\x22\x08" + parent.span_id.to_bytes(8, "big")
-        flags = _FLAGS_REMOTE if parent.is_remote else _FLAGS_LOCAL
-    events = span.events
     return b"".join(
         (
-            _trace_id(context.trace_id),
+            _ancestry(
+                context.trace_id,
+                parent.span_id if parent else 0,
+                bool(parent and parent.is_remote),
+            ),
             b"\x12\x08",
-            context.span_id.to_bytes(8, "big"),
-            ancestry,
-            _name(span.name),
-            _KINDS[span.kind],
-            b"\x39",
-            _PACK_FIXED64(span.start_time),
-            b"\x41",
-            _PACK_FIXED64(span.end_time),
+            _PACK_ID(context.span_id),
+            _named(span.name, span.kind),
+            _PACK_TIMES(0x39, span.start_time, 0x41, span.end_time),
             _attributes(9, span.attributes),
-            b"".join(map(_event, events)) if events else b"",
+            b"".join([_event(e.name, e.timestamp, e.attributes) for e in span.events]),
             _status(span),
-            flags,
         )
     )
 
@@ -162,23 +189,32 @@ def encode_request(spans: Sequence[ReadableSpan]) -> bytes:
     Both in order of first appearance, and told apart by identity: hashing a resource costs more
     than encoding a span.
     """
-    groups: dict[int, tuple[Resource, dict[int, tuple[Any, list[bytes]]]]] = {}
+    groups: dict[tuple[int, int], tuple[Resource, Any, list[bytes]]] = {}
+    resource: Resource | None = None
+    scope: Any = None
+    encoded: list[bytes] = []
     for span in spans:
-        resource, scope = span.resource, span.instrumentation_scope
-        group = groups.get(id(resource))
-        if group is None:
-            group = groups[id(resource)] = (resource, {})
-        of_scope = group[1].get(id(scope))
-        if of_scope is None:
-            of_scope = group[1][id(scope)] = (scope, [])
-        of_scope[1].append(_field(2, encode_span(span)))
-    return b"".join([_field(1, _resource_spans(*group)) for group in groups.values()])
+        of: Resource
+        by: InstrumentationScope | None
+        if isinstance(span, RecordedSpan):
+            of, by, data = span.shared.resource, span.shared.scope, _recorded(span)
+        else:
+            of, by, data = span.resource, span.instrumentation_scope, encode_span(span)
+        if of is not resource or by is not scope:
+            resource, scope = of, by
+            encoded = groups.setdefault((id(of), id(by)), (of, by, []))[2]
+        encoded.append(_field(2, data))
+    return _grouped(list(groups.values()))
 
 
-def _resource_spans(resource: Resource, scopes: Mapping[int, tuple[Any, Sequence[bytes]]]) -> bytes:
-    """ResourceSpans: resource 1, scope_spans 2."""
-    scope_spans = [_field(2, _scope(s) + b"".join(encoded)) for s, encoded in scopes.values()]
-    return _resource(resource) + b"".join(scope_spans)
+def _grouped(groups: Sequence[tuple[Resource, Any, list[bytes]]]) -> bytes:
+    """Scopes gathered under their resources."""
+    by_resource: dict[int, tuple[Resource, list[bytes]]] = {}
+    for resource, scope, encoded in groups:
+        scope_spans = _field(2, _scope(scope) + b"".join(encoded))
+        by_resource.setdefault(id(resource), (resource, []))[1].append(scope_spans)
+    # ResourceSpans: resource 1, scope_spans 2.
+    return b"".join([_field(1, _resource(r) + b"".join(s)) for r, s in by_resource.values()])
 
 
 @lru_cache(maxsize=64)
