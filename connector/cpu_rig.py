@@ -13,6 +13,8 @@ from typing import Any, Final
 PROGRESS_DELAY_US: Final = 1000
 """NIXL's progress thread sleeps this long between looks; by default it spins on a whole core."""
 
+NICENESS: Final = 19
+
 THREAD_ENV: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Needed while the libraries load: a process that has started threads must not be forked."""
 
@@ -45,12 +47,18 @@ def layout_flags(layout: str) -> tuple[str, ...]:
 
 def apply() -> None:
     """All remedies, in the engine's own process."""
+    give_way()
     calm_progress_thread()
     keep_affinity()
     fork_workers()
     inspect_model_here()
     keep_heap_frozen()
     name_shared_memory()
+
+
+def give_way() -> None:
+    """Let router, client and collector run first: elsewhere no forward pass is in their way."""
+    os.nice(NICENESS)
 
 
 def calm_progress_thread() -> None:

@@ -24,6 +24,8 @@ _LONG_WORDS: Final = 80
 _OUTPUT_TOKENS: Final = 16
 _KV_CACHE: Final = "2G"
 _CHECK_S: Final = 0.5
+_THINK_S: Final = 0.05
+"""Without a pause a caller's next request meets the router busy with the end of its last one."""
 _ENGINE_END_S: Final = 10.0
 """A client may hear of an engine's death before its last process has ended."""
 
@@ -122,7 +124,7 @@ def _serve(
     async def serve() -> list[WorkloadResult]:
         assert cluster.router_url is not None
         load = asyncio.ensure_future(
-            run_workload(cluster.router_url, requests, concurrency, on_done)
+            run_workload(cluster.router_url, requests, concurrency, on_done, think_s=_THINK_S)
         )
         try:
             while not load.done():

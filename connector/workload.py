@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import httpx
+import aiohttp
 import orjson
 
 from pdtrace.connector.sse import EventParser, carries_content, content_of, error_of
@@ -24,6 +24,7 @@ _PROBE_S: Final = 2.0
 _RETRY_S: Final = 0.1
 # Servers drop idle connections after about 5 s; the client must let go first.
 _KEEPALIVE_S: Final = 2.0
+_READ_BYTES: Final = 2**20
 _WORDS: Final = (
     "amber basin cedar delta ember fjord garnet harbor island juniper kettle lantern meadow nectar "
     "orchid pepper quartz river saddle timber umber valley willow xenon yarrow zephyr anchor birch "
@@ -96,24 +97,28 @@ async def run_workload(
     concurrency: int = 1,
     on_done: Callable[[WorkloadResult], None] | None = None,
     timeout_s: float = _TIMEOUT_S,
+    think_s: float = 0.0,
 ) -> list[WorkloadResult]:
     """Sends all requests, at most `concurrency` at a time; results in the order of the requests.
 
+    Each of the `concurrency` callers rests `think_s` before its next request.
     A failed request is a result with an error, never an exception.
     """
     clock = Clock()
     slots = asyncio.Semaphore(concurrency)
-    limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S)
-    timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
-    async with httpx.AsyncClient(
-        base_url=base_url, limits=limits, timeout=timeout, trust_env=False
+    async with aiohttp.ClientSession(
+        base_url=base_url,
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S),
+        read_bufsize=_READ_BYTES,
     ) as client:
 
         async def one(request: WorkloadRequest) -> WorkloadResult:
             async with slots:
                 result = await _Attempt(client, request, clock).run(timeout_s)
-            if on_done is not None:
-                on_done(result)
+                if on_done is not None:
+                    on_done(result)
+                await asyncio.sleep(think_s)
             return result
 
         return list(await asyncio.gather(*(one(request) for request in requests)))
@@ -123,14 +128,15 @@ async def wait_healthy(url: str, timeout_s: float, path: str = "/health") -> Non
     """Returns once `path` answers 200; TimeoutError names the last thing seen."""
     seen = "no answer"
     deadline = time.monotonic() + timeout_s
-    async with httpx.AsyncClient(base_url=url, timeout=_PROBE_S, trust_env=False) as client:
+    timeout = aiohttp.ClientTimeout(total=_PROBE_S)
+    async with aiohttp.ClientSession(base_url=url, timeout=timeout) as client:
         while True:
             try:
-                answer = await client.get(path)
-                if answer.status_code == 200:
-                    return
-                seen = f"status {answer.status_code}: {answer.text[:200]}"
-            except httpx.HTTPError as error:
+                async with client.get(path) as answer:
+                    if answer.status == 200:
+                        return
+                    seen = f"status {answer.status}: {(await answer.text())[:200]}"
+            except (aiohttp.ClientError, TimeoutError) as error:
                 seen = _reason(error)
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"{url}{path} was not healthy after {timeout_s:g} s ({seen})")
@@ -154,7 +160,9 @@ def mixed_prompts(seed: int, count: int, short: int, long: int) -> list[str]:
 class _Attempt:
     """One request under way, with its stopwatch."""
 
-    def __init__(self, client: httpx.AsyncClient, request: WorkloadRequest, clock: Clock) -> None:
+    def __init__(
+        self, client: aiohttp.ClientSession, request: WorkloadRequest, clock: Clock
+    ) -> None:
         self._client = client
         self._request = request
         self._clock = clock
@@ -167,38 +175,32 @@ class _Attempt:
         self._sent_ns = 0
 
     async def run(self, timeout_s: float) -> WorkloadResult:
-        request = self._client.build_request(
-            "POST",
-            self._request.path,
-            content=orjson.dumps(self._request.body()),
-            headers={
-                "content-type": "application/json",
-                "x-request-id": self._request.request_id,
-            },
-        )
+        body = orjson.dumps(self._request.body())
+        headers = {
+            "content-type": "application/json",
+            "x-request-id": self._request.request_id,
+        }
         self._sent_ns = self._clock.mono_ns()
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._send(request)
+            async with self._client.post(
+                self._request.path, data=body, headers=headers
+            ) as response:
+                self._status = response.status
+                await self._receive(response)
         except TimeoutError:
             self._error = f"no complete answer within {timeout_s:g} s"
-        except httpx.HTTPError as error:
+        except aiohttp.ClientError as error:
             self._error = _reason(error)
         return self._result()
 
-    async def _send(self, request: httpx.Request) -> None:
-        response = await self._client.send(request, stream=True)
-        self._status = response.status_code
-        try:
-            if self._request.stream and response.status_code == 200:
-                parser = EventParser()
-                async for chunk in response.aiter_bytes():
-                    for payload in parser.feed(chunk):
-                        self._take(payload, carries_content(payload))
-            else:
-                self._take_whole(await response.aread())
-        finally:
-            await response.aclose()
+    async def _receive(self, response: aiohttp.ClientResponse) -> None:
+        if not (self._request.stream and response.status == 200):
+            self._take_whole(await response.read())
+            return
+        parser = EventParser()
+        async for chunk in response.content.iter_any():
+            for payload in parser.feed(chunk):
+                self._take(payload, carries_content(payload))
 
     def _take(self, payload: dict[str, Any], has_content: bool) -> None:
         """One event of a stream, or a whole answer."""
@@ -242,5 +244,5 @@ class _Attempt:
         )
 
 
-def _reason(error: httpx.HTTPError) -> str:
+def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -164,7 +164,7 @@ def test_no_server_is_a_result() -> None:
     [result] = run(f"http://127.0.0.1:{port}", request("a"))
 
     assert (result.status, result.ttft_ns, result.text) == (0, None, "")
-    assert result.error is not None and result.error.startswith("ConnectError")
+    assert result.error is not None and result.error.startswith("ClientConnectorError")
 
 
 def test_request_needs_either_prompt_or_messages() -> None:
