@@ -98,7 +98,7 @@ def record_requests(recorder: Recorder, first: int) -> None:
         record(ev.DECODE_FINISHED, request_id, {sc.OUTPUT_TOKENS: 64, sc.PREEMPTIONS: 0})
 
 
-def time_background(recorder: Recorder, first: int) -> tuple[float, list[ReadableSpan]]:
+def time_background(recorder: Recorder, first: int) -> tuple[float, Sequence[ReadableSpan]]:
     """Microseconds per span from events to OTLP bytes, and the spans."""
     record_requests(recorder, first)
     assembler, anchor, events = recorder._assembler, recorder.clock.anchor(), recorder._events
