@@ -12,11 +12,11 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final
 
-import httpx
+import aiohttp
 import uvicorn
 from opentelemetry.trace import Tracer
 from starlette.applications import Starlette
@@ -28,7 +28,7 @@ from pdtrace.connector.router_completions import CompletionEndpoint
 from pdtrace.connector.router_engines import Engine, EnginePool
 from pdtrace.connector.router_errors import NoEngine
 from pdtrace.connector.router_exchange import Backends
-from pdtrace.connector.router_reply import engine_headers, error_body, kept_headers
+from pdtrace.connector.router_reply import answer_headers, engine_headers, error_body
 from pdtrace.connector.router_settings import (
     DISPATCHES,
     MODES,
@@ -45,7 +45,8 @@ from pdtrace.tracing.provider import open_provider
 COMPLETION_PATHS: Final = ("/v1/completions", "/v1/chat/completions")
 # vLLM's server closes an idle connection after 5 s; the router must be the first to let go of it.
 _KEEPALIVE_S: Final = 2.0
-_PROBE_S: Final = 2.0
+_PROBE: Final = aiohttp.ClientTimeout(total=2.0)
+_READ_BYTES: Final = 2**20
 
 
 def create_app(settings: RouterSettings, tracer: Tracer, clock: Clock | None = None) -> Starlette:
@@ -55,7 +56,7 @@ def create_app(settings: RouterSettings, tracer: Tracer, clock: Clock | None = N
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with backends.client:
+        async with _open_client(settings.timeouts) as backends.client:
             yield
 
     completions = CompletionEndpoint(backends, tracer, clock)
@@ -71,22 +72,26 @@ def create_app(settings: RouterSettings, tracer: Tracer, clock: Clock | None = N
 
 
 def _backends(settings: RouterSettings, clock: Clock) -> Backends:
-    times = settings.timeouts
-    limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_S)
-    transport = httpx.AsyncHTTPTransport(limits=limits, trust_env=False)
-    client = httpx.AsyncClient(
-        transport=transport,
-        timeout=httpx.Timeout(times.silence_s, connect=times.connect_s),
-        trust_env=False,
-    )
     prefill, decode = (
-        EnginePool(role, urls, settings.policy, clock.mono_ns, times.down_s)
+        EnginePool(role, urls, settings.policy, clock.mono_ns, settings.timeouts.down_s)
         for role, urls in (
             (semconv.ROLE_PREFILL, settings.prefill_urls),
             (semconv.ROLE_DECODE, settings.decode_urls),
         )
     )
-    return Backends(settings, client, transport, prefill, decode)
+    return Backends(settings, prefill, decode)
+
+
+def _open_client(times: Timeouts) -> aiohttp.ClientSession:
+    """Adds nothing to a request and keeps nothing of an answer: a cookie would mix users."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+        timeout=aiohttp.ClientTimeout(connect=times.connect_s, sock_read=times.silence_s),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("accept", "accept-encoding", "user-agent"),
+        auto_decompress=False,
+        read_bufsize=_READ_BYTES,
+    )
 
 
 class PlainEndpoints:
@@ -105,11 +110,10 @@ class PlainEndpoints:
             except NoEngine as error:
                 return Response(error_body(error), error.status, media_type="application/json")
             tried.append(engine)
-            with contextlib.suppress(httpx.HTTPError):
-                answer = await self._backends.client.get(
-                    f"{engine.url}/v1/models", headers=headers, timeout=_PROBE_S
-                )
-                return Response(answer.content, answer.status_code, kept_headers(answer.headers))
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                async with self._probe(engine, "/v1/models", headers) as answer:
+                    body, kept = await answer.content.read(), answer_headers(answer.raw_headers)
+                return Response(body, answer.status, kept)
 
     async def health(self, _: Request) -> Response:
         """200 when at least one engine of each role is healthy; else which role has none."""
@@ -125,11 +129,17 @@ class PlainEndpoints:
         return any(await asyncio.gather(*(self._healthy(engine) for engine in pool.engines)))
 
     async def _healthy(self, engine: Engine) -> bool:
-        try:
-            answer = await self._backends.client.get(f"{engine.url}/health", timeout=_PROBE_S)
-        except httpx.HTTPError:
-            return False
-        return answer.status_code == 200
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with self._probe(engine, "/health") as answer:
+                return answer.status == 200
+        return False
+
+    def _probe(
+        self, engine: Engine, path: str, headers: Mapping[str, str] | None = None
+    ) -> contextlib.AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        return self._backends.client.get(
+            engine.url + path, headers=headers, timeout=_PROBE, allow_redirects=False
+        )
 
 
 class _Server(uvicorn.Server):

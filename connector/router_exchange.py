@@ -11,10 +11,11 @@ D was already sent to the old identity, D's leg is sent again (`pd.attempt` 2).
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
-import httpx
+import aiohttp
 import orjson
 
 from pdtrace.connector.router_engines import Engine, EnginePool
@@ -28,7 +29,7 @@ from pdtrace.connector.router_params import (
     prefill_body,
     push_params,
 )
-from pdtrace.connector.router_reply import REQUEST_ID_HEADER, Reply, kept_headers
+from pdtrace.connector.router_reply import REQUEST_ID_HEADER, Reply, answer_headers
 from pdtrace.connector.router_settings import RouterSettings
 from pdtrace.connector.router_spans import LegSpan, RequestSpan
 from pdtrace.connector.router_stream import forward_stream, stopped
@@ -47,17 +48,15 @@ _SETTLE_S: Final = 1.0
 """After D's last byte: how long P's own answer, which must be there by then, is waited for."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Backends:
     """What all requests share."""
 
     settings: RouterSettings
-    client: httpx.AsyncClient
-    """For the router's own questions."""
-    transport: httpx.AsyncBaseTransport
-    """For legs: without the client's cookie jar, which would mix users, and its cost."""
     prefill: EnginePool
     decode: EnginePool
+    client: aiohttp.ClientSession = field(init=False)
+    """Belongs to the server's event loop, so it is opened and closed with the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +94,12 @@ class Exchange:
         chunk = await self._first_chunk()
         leg = self._decode_leg
         assert leg is not None
-        headers = kept_headers(leg.response.headers)
+        headers = answer_headers(leg.response.raw_headers)
         if self._request.stream:
-            await reply.start(leg.response.status_code, headers)
+            await reply.start(leg.response.status, headers)
             return await forward_stream(leg, chunk, reply, self._span, self._prefill)
         # The first token is inside a whole body: its arrival is an upper bound.
-        await reply.whole(leg.response.status_code, headers, chunk)
+        await reply.whole(leg.response.status, headers, chunk)
         self._span.mark(EVENT_FIRST_TOKEN)
         return None
 
@@ -111,7 +110,7 @@ class Exchange:
                 await asyncio.wait({self._prefill}, timeout=_SETTLE_S)
             await stopped(self._prefill)
         for leg in self._legs:
-            await leg.close(None if complete else ERROR_ABORTED)
+            leg.close(None if complete else ERROR_ABORTED)
 
     async def _first_chunk(self) -> bytes:
         """Tries prefill engines until one can be reached; D's first piece of the answer."""
@@ -200,14 +199,14 @@ class Exchange:
             **span.carrier(),
             REQUEST_ID_HEADER: self._request.request_id,
         }
-        request = httpx.Request(
-            "POST",
+        send = partial(
+            self._backends.client.post,
             engine.url + self._request.path,
+            data=orjson.dumps(body),
             headers=headers,
-            content=orjson.dumps(body),
-            extensions={"timeout": self._backends.client.timeout.as_dict()},
+            allow_redirects=False,
         )
-        leg = Leg(self._backends.transport, engine, span, request)
+        leg = Leg(engine, span, send, self._backends.settings.timeouts.silence_s)
         self._legs.append(leg)
         return leg
 

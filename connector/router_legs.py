@@ -5,11 +5,12 @@ connection, which is how vLLM learns to abort the request. (In push, D keeps the
 aborted request for as long as P may still write to them: that is vLLM's own limit.)
 """
 
-from collections.abc import AsyncGenerator, Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-import httpx
+import aiohttp
 import orjson
 
 from pdtrace.connector.router_engines import Engine
@@ -32,22 +33,21 @@ class Leg:
 
     def __init__(
         self,
-        transport: httpx.AsyncBaseTransport,
         engine: Engine,
         span: LegSpan,
-        request: httpx.Request,
+        send: Callable[[], Awaitable[aiohttp.ClientResponse]],
+        silence_s: float,
     ) -> None:
         self.engine = engine
         self.span = span
-        self._transport = transport
-        self._request = request
-        self._response: httpx.Response | None = None
-        self._chunks: AsyncGenerator[bytes] | None = None
+        self._send = send
+        self._silence_s = silence_s
+        self._response: aiohttp.ClientResponse | None = None
         self._closed = False
         engine.outstanding += 1
 
     @property
-    def response(self) -> httpx.Response:
+    def response(self) -> aiohttp.ClientResponse:
         """The engine's answer; its body may still be on the way."""
         assert self._response is not None, "the leg was not opened"
         return self._response
@@ -56,11 +56,11 @@ class Leg:
         """Sends the request and returns the whole body; the leg is then finished."""
         try:
             await self._open()
-            body = b"".join([chunk async for chunk in self._reading()])
+            body = await self._rest()
         except BaseException as error:
-            await self.close(error_type_of(error))
+            self.close(error_type_of(error))
             raise
-        await self.close()
+        self.close()
         return body
 
     async def first_chunk(self) -> bytes:
@@ -68,56 +68,61 @@ class Leg:
         try:
             await self._open()
         except BaseException as error:
-            await self.close(error_type_of(error))
+            self.close(error_type_of(error))
             raise
         chunk = await self.next_chunk()
         if chunk is None:
-            await self.close(ERROR_PEER_LOST)
+            self.close(ERROR_PEER_LOST)
             raise RouterError(502, ERROR_PEER_LOST, self._sentence("sent an empty answer"))
         return chunk
 
     async def next_chunk(self) -> bytes | None:
         """The next piece as it came from the engine; None at the end, the leg is then finished."""
-        if self._chunks is None:
-            self._chunks = self._reading()
         try:
-            chunk = await anext(self._chunks, None)
+            chunk = await self._read()
         except BaseException as error:
-            await self.close(error_type_of(error))
+            self.close(error_type_of(error))
             raise
-        if chunk is None:
-            await self.close()
-        return chunk
+        if not chunk:
+            self.close()
+        return chunk or None
 
-    async def close(self, error_type: str | None = None) -> None:
+    def close(self, error_type: str | None = None) -> None:
         """Ends span, count and connection; does nothing the second time."""
         if self._closed:
             return
         self._closed = True
         self.engine.outstanding -= 1
         self.span.end(error_type)
-        if self._chunks is not None:
-            await self._chunks.aclose()
         if self._response is not None:
-            await self._response.aclose()
+            self._response.close()
 
     async def _open(self) -> None:
         with self._translated():
-            self._response = await self._transport.handle_async_request(self._request)
-        if self._response.status_code >= 400:
+            self._response = await self._send()
+        if self._response.status >= 400:
             await self._raise_for_answer(self._response)
 
-    async def _reading(self) -> AsyncGenerator[bytes]:
+    async def _read(self) -> bytes:
+        """What has come, at least a byte; nothing at the end."""
         with self._translated():
-            async for chunk in self.response.aiter_raw():
-                self.span.mark(EVENT_FIRST_BYTE)
-                yield chunk
+            # aiohttp's own limit stops counting at a malformed chunk and never wakes the reader.
+            async with asyncio.timeout(self._silence_s):
+                chunk = await self.response.content.readany()
+        if chunk:
+            self.span.mark(EVENT_FIRST_BYTE)
+        return chunk
 
-    async def _raise_for_answer(self, response: httpx.Response) -> None:
-        with self._translated():
-            body = await response.aread()
+    async def _rest(self) -> bytes:
+        pieces = []
+        while chunk := await self._read():
+            pieces.append(chunk)
+        return b"".join(pieces)
+
+    async def _raise_for_answer(self, response: aiohttp.ClientResponse) -> None:
+        body = await self._rest()
         self.span.mark(EVENT_FIRST_BYTE)
-        status = response.status_code
+        status = response.status
         sentence = self._sentence(f"answered {status}{_message(body)}")
         if status < 500:
             content_type = response.headers.get("content-type", "application/json")
@@ -129,12 +134,12 @@ class Leg:
         """Errors of the HTTP client as sentences about this engine."""
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise EngineUnreachable(self._sentence("cannot be reached")) from error
-        except httpx.TimeoutException as error:
+        except TimeoutError as error:
             timeout = RouterError(504, ERROR_TIMEOUT, self._sentence("sent nothing in time"))
             raise timeout from error
-        except (httpx.HTTPError, httpx.StreamError) as error:
+        except aiohttp.ClientError as error:
             sentence = self._sentence("broke the connection")
             raise RouterError(502, ERROR_PEER_LOST, sentence) from error
 

@@ -44,14 +44,19 @@ def error_body(error: RouterError) -> bytes:
     return orjson.dumps({"error": {"message": str(error), "type": kind, "code": error.status}})
 
 
-def kept_headers(headers: Mapping[str, str], drop: Iterable[str] = _REPLACED) -> dict[str, str]:
-    """Lower-case names, without those that must not travel on."""
-    return {name.lower(): value for name, value in headers.items() if name.lower() not in drop}
+def answer_headers(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """An engine's headers for the client: lower-case names, repeated ones as one list."""
+    kept: dict[str, str] = {}
+    for raw_name, raw_value in raw:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        if name not in _REPLACED:
+            kept[name] = f"{kept[name]}, {value}" if name in kept else value
+    return kept
 
 
 def engine_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The client's headers for an engine: all but those of this hop and those each leg sets."""
-    kept = kept_headers(headers, _NOT_FORWARDED)
+    kept = {name: value for name, value in headers.items() if name not in _NOT_FORWARDED}
     # Compressed chunks could not be searched for the first token.
     return {**kept, "content-type": _JSON, "accept-encoding": "identity"}
 

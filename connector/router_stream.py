@@ -57,10 +57,9 @@ class _FirstToken:
         for payload in self._parser.feed(chunk):
             if error := error_of(payload):
                 return error[0]
-            if carries_content(payload):
+            if not self.seen and carries_content(payload):
                 self.seen = True
                 self._span.mark(EVENT_FIRST_TOKEN, left_ns)
-                return None
         return None
 
 

@@ -70,10 +70,11 @@ class EventParser:
 
 
 def stream_error(chunk: bytes) -> str | None:
-    """Error code when the chunk begins with an error event; one comparison when it does not."""
-    if not chunk.startswith(_ERROR_EVENT):
+    """Error code when an error event begins in the chunk; one search when none does."""
+    at = chunk.find(_ERROR_EVENT)
+    if at < 0:
         return None
-    for payload in EventParser().feed(chunk + b"\n"):
+    for payload in EventParser().feed(chunk[at:] + b"\n"):
         if error := error_of(payload):
             return error[0]
     return None

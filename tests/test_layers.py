@@ -24,7 +24,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 """What every module of a package may import, next to the standard library."""
 
 _HOST = ("vllm",)
-_SERVER = ("starlette", "uvicorn", "httpx", "orjson")
+_SERVER = ("starlette", "uvicorn", "aiohttp", "orjson")
 ONLY_IN: dict[str, dict[str, tuple[str, ...]]] = {
     "connector": {
         "push": _HOST,

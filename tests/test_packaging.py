@@ -89,7 +89,7 @@ def test_the_plugin_is_announced_to_the_engine() -> None:
 def test_help_loads_no_sub_command() -> None:
     """Asking what there is must not cost what it needs."""
     loaded = loaded_by("from pdtrace.cli.main import main; assert main(['--help']) == 0")
-    assert loaded & (HEAVY | {"typer", "rich", "grpc", "httpx", "starlette"}) == set()
+    assert loaded & (HEAVY | {"typer", "rich", "grpc", "aiohttp", "starlette"}) == set()
     assert {name for name in loaded if name.startswith("pdtrace.cli.")} == {"pdtrace.cli.main"}
 
 

@@ -774,6 +774,56 @@ def test_silent_decode_engine_times_out(rig: Rig) -> None:
     assert rig.tree()[0]["attributes"]["error.type"] == "timeout"
 
 
+def test_malformed_chunk_ends_the_stream(rig: Rig) -> None:
+    """The HTTP client does not wake its reader then: the limit on silence does."""
+    d = rig.decode[0]
+    rig.start("pull", down=(d,), timeouts=Timeouts(silence_s=0.2))
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"%x\r\n%s\r\n" % (len(token("a")), token("a")))
+        await asyncio.sleep(0.05)
+        writer.write(b"no length\r\n")
+        await reader.read()
+        writer.close()
+
+    serving = asyncio.start_server(answer, "127.0.0.1", d.port)
+    server = asyncio.run_coroutine_threadsafe(serving, rig.loop).result(WAIT_S)
+
+    content = rig.post().content
+
+    rig.loop.call_soon_threadsafe(server.close)
+    assert content.startswith(token("a") + b'data: {"error"')
+    assert f"engine {d.url} sent nothing in time".encode() in content
+
+
+def test_headers_pass_as_they_are(rig: Rig) -> None:
+    """Legs get no header of the HTTP client and no cookie; one that D repeats is kept whole."""
+    rig.start()
+    d = rig.decode[0]
+    pairs = [("x-own", "1"), ("x-own", "2"), ("set-cookie", "a=b")]
+
+    async def complete(request: Request) -> Response:
+        d.requests.append((dict(request.headers), await request.json()))
+        response = JSONResponse({})
+        for name, value in pairs:
+            response.headers.append(name, value)
+        return response
+
+    d.app.router.routes.insert(0, Route("/v1/completions", complete, methods=["POST"]))
+
+    for _ in range(2):
+        with httpx.Client(base_url=rig.url, trust_env=False) as client:
+            client.headers.clear()
+            answer = client.post("/v1/completions", json=PROMPT)
+            assert (answer.headers["x-own"], answer.headers["set-cookie"]) == ("1, 2", "a=b")
+
+    each_leg_sets = {"accept-encoding", "content-type", "traceparent", "x-request-id"}
+    sent = each_leg_sets | {"host", "content-length"}
+    assert [set(headers) for headers, _ in d.requests] == [sent, sent]
+
+
 def test_request_has_a_deadline_of_its_own(rig: Rig) -> None:
     rig.start(timeouts=Timeouts(request_s=0.2))
     rig.prefill[0].before = wait_on(asyncio.Event())

@@ -155,3 +155,11 @@ def test_events_may_span_chunks() -> None:
 def test_stream_error_reads_the_code() -> None:
     assert stream_error(b'data: {"error": {"message": "m", "code": 503}}\n\n') == "503"
     assert stream_error(b'data: {"choices": []}\n\n') is None
+
+
+def test_stream_error_after_other_events_of_the_same_chunk() -> None:
+    """Events that arrive together are one chunk; text that only quotes an error is none."""
+    quoted = b'data: {"choices": [{"text": "data: {\\"error\\": 1}"}]}\n\n'
+    failure = b'data: {"error": {"message": "m", "code": 503}}\n\n'
+    assert stream_error(quoted) is None
+    assert stream_error(quoted + failure + b"data: [DONE]\n\n") == "503"
