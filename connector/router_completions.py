@@ -14,7 +14,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from pdtrace.connector.router_errors import (
-    ERROR_TIMEOUT,
     ClientLeft,
     RouterError,
     error_type_of,
@@ -70,7 +69,7 @@ class CompletionEndpoint:
             async with asyncio.timeout(self._backends.settings.timeouts.request_s):
                 return await self._exchange(request, request_id, span, reply)
         except TimeoutError:
-            error = RouterError(504, ERROR_TIMEOUT, "the request did not finish in time")
+            error = RouterError(504, semconv.ERROR_TIMEOUT, "the request did not finish in time")
         except ClientDisconnect:
             error = ClientLeft()
         except RouterError as caught:

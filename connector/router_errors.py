@@ -1,11 +1,6 @@
 """How a request can fail in the router: one sentence, one HTTP status, one `error.type`."""
 
-from typing import Final
-
 from pdtrace.tracing.semconv import ERROR_ABORTED, ERROR_PEER_LOST
-
-ERROR_TIMEOUT: Final = "timeout"
-"""OpenTelemetry's own value for a wait that ran out."""
 
 
 class RouterError(Exception):

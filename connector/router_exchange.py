@@ -38,6 +38,7 @@ from pdtrace.tracing.semconv import (
     DISPATCH_CONCURRENT,
     DISPATCH_SEQUENTIAL,
     ERROR_ABORTED,
+    ERROR_NO_TRANSFER_PARAMS,
     EVENT_FIRST_TOKEN,
     INPUT_TOKENS,
     MODE_PULL,
@@ -221,5 +222,5 @@ def _read_answer(engine: Engine, body: bytes) -> tuple[dict[str, Any], dict[str,
     identity = identity_of(params)
     if identity is None:
         sentence = f"prefill leg: engine {engine.url} returned no usable {PARAMS}"
-        raise RouterError(502, "no_transfer_params", sentence)
+        raise RouterError(502, ERROR_NO_TRANSFER_PARAMS, sentence)
     return payload, params, identity

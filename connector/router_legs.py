@@ -15,7 +15,6 @@ import orjson
 
 from pdtrace.connector.router_engines import Engine
 from pdtrace.connector.router_errors import (
-    ERROR_TIMEOUT,
     EngineUnreachable,
     Refused,
     RouterError,
@@ -23,7 +22,7 @@ from pdtrace.connector.router_errors import (
 )
 from pdtrace.connector.router_spans import LegSpan
 from pdtrace.connector.sse import error_of
-from pdtrace.tracing.semconv import ERROR_PEER_LOST, EVENT_FIRST_BYTE
+from pdtrace.tracing.semconv import ERROR_PEER_LOST, ERROR_TIMEOUT, EVENT_FIRST_BYTE
 
 _MESSAGE_LIMIT: Final = 300
 

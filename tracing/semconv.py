@@ -153,6 +153,10 @@ ERROR_ABORTED: Final = "aborted"
 ERROR_LOAD_FAILED_RECOMPUTE: Final = "load_failed_recompute"
 ERROR_PEER_LOST: Final = "peer_lost"
 ERROR_ABANDONED: Final = "abandoned"
+ERROR_TIMEOUT: Final = "timeout"
+"""Router only, beside HTTP status codes as text: nothing came in time."""
+ERROR_NO_TRANSFER_PARAMS: Final = "no_transfer_params"
+"""Router only: a prefill engine answered without saying where its KV cache is."""
 
 # --- Counters kept in the engine process ---
 METRIC_EVENTS_RECORDED: Final = "pd_events_recorded_total"
