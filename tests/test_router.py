@@ -36,7 +36,7 @@ PROMPT = {"model": "m", "prompt": "p", "max_tokens": 2}
 STREAM = {**PROMPT, "stream": True}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "p"}], "stream": True}
 
-ScriptItem = bytes | asyncio.Event | Exception | Callable[[], None]
+ScriptItem = bytes | asyncio.Event | Exception | Callable[[], object]
 
 
 def event(payload: dict[str, Any]) -> bytes:
@@ -679,7 +679,13 @@ def test_decode_engine_breaks_the_stream(rig: Rig) -> None:
     """The stream that began ends with an error event."""
     rig.start()
     rig.learn()
-    rig.decode[0].script = [token("a"), RuntimeError("scripted")]
+    gate = asyncio.Event()
+
+    async def break_after_the_answer() -> None:
+        rig.loop.call_later(0.1, gate.set)
+
+    rig.prefill[0].before = break_after_the_answer
+    rig.decode[0].script = [token("a"), gate, RuntimeError("scripted")]
 
     answer = rig.post()
 
@@ -701,7 +707,7 @@ def test_prefill_error_after_an_empty_opening_chunk(rig: Rig) -> None:
     opened = asyncio.Event()
     p.before, p.error = wait_on(opened), (500, b"")
     role = event({"choices": [{"delta": {"role": "assistant"}}]})
-    d.script = [role, opened.set, asyncio.Event()]
+    d.script = [role, lambda: rig.loop.call_later(0.1, opened.set), asyncio.Event()]
 
     answer = rig.post(CHAT, "/v1/chat/completions")
 
