@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -212,6 +213,16 @@ class Rig:
         for engine in (*self.prefill, *self.decode):
             engine.requests.clear()
             engine.received.clear()
+
+    def wait_for_leg(self, role: str) -> None:
+        """Until the leg's span has ended, so that the router has that engine's whole answer."""
+        deadline = time.monotonic() + WAIT_S
+        while not any(
+            span.attributes and span.attributes.get("pd.leg") == role
+            for span in self.exporter.get_finished_spans()
+        ):
+            assert time.monotonic() < deadline, f"no {role} leg ended"
+            time.sleep(0.01)
 
     def spans(self, requests: int = 1) -> list[ReadableSpan]:
         """All finished spans, once this many `pd.request` are among them."""
@@ -680,18 +691,19 @@ def test_decode_engine_breaks_the_stream(rig: Rig) -> None:
     rig.start()
     rig.learn()
     gate = asyncio.Event()
-
-    async def break_after_the_answer() -> None:
-        rig.loop.call_later(0.1, gate.set)
-
-    rig.prefill[0].before = break_after_the_answer
     rig.decode[0].script = [token("a"), gate, RuntimeError("scripted")]
 
-    answer = rig.post()
+    with (
+        httpx.Client(base_url=rig.url, trust_env=False, timeout=WAIT_S) as client,
+        client.stream("POST", "/v1/completions", json=STREAM) as answer,
+    ):
+        chunks = answer.iter_raw()
+        assert next(chunks) == token("a")
+        rig.wait_for_leg("prefill")
+        rig.set(gate)
+        ended = b"".join(chunks)
 
     assert answer.status_code == 200
-    begun, ended = answer.content.split(b"\n\n", 1)
-    assert begun + b"\n\n" == token("a")
     sentence = json.loads(ended.removeprefix(b"data: "))["error"]["message"]
     assert sentence == f"decode leg: engine {rig.decode[0].url} broke the connection"
     root, decode, prefill = rig.tree()
