@@ -143,6 +143,30 @@ def test_a_broken_event_is_isolated_and_counted() -> None:
     assert len(exporter.spans) == 1
 
 
+def test_losses_and_hook_errors_are_reported_in_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At the end, and once a minute before it; a recorder without any says nothing."""
+    quiet = Recorder(Telemetry(Resource({}), CapturingExporter(), CountedIds()), start=False)
+    one_request(quiet, "a")
+    quiet.flush()
+    quiet._report()
+    assert caplog.messages == []
+
+    recorder = Recorder(
+        Telemetry(Resource({}), CapturingExporter(), CountedIds()), capacity=3, start=False
+    )
+    one_request(recorder, "a")
+    one_request(recorder, "b")
+    recorder.guard.errors.update({"on_new_request": 2})
+    recorder.flush()
+    recorder._report()
+    assert caplog.messages == [
+        "pdtrace: 3 events recorded, 1 spans exported; "
+        "lost: buffer_full 3; hook errors: on_new_request 2"
+    ]
+
+
 FORKING = """
 import json, os, sys
 from opentelemetry.sdk.resources import Resource

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from multiprocessing import util as multiprocessing_util
@@ -31,6 +31,7 @@ BUFFER_EVENTS: Final = 65_536
 _BATCH_SPANS: Final = 512
 _POLL_S: Final = 0.1
 _EXPORT_AFTER_S: Final = 0.5
+_REFRESH_S: Final = 1.0
 _SWEEP_S: Final = 10.0
 _REPORT_S: Final = 60.0
 # The thread gives the interpreter away after so many events, so that an engine's thread never
@@ -91,7 +92,8 @@ class Recorder:
         self._work = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._last_sweep = self._last_report = self._last_export = time.monotonic()
+        self._last_refresh = self._last_sweep = time.monotonic()
+        self._last_report = self._last_export = self._last_sweep
         if start:
             self._start()
 
@@ -148,9 +150,11 @@ class Recorder:
         finished = self._assembler.finished
         if finished and now_s - self._last_export >= _EXPORT_AFTER_S:
             self._export()
+        if now_s - self._last_refresh >= _REFRESH_S:
+            self._last_refresh = now_s
+            self.clock.refresh()
         if now_s - self._last_sweep >= _SWEEP_S:
             self._last_sweep = now_s
-            self.clock.refresh()
             self._assembler.expire(self.now())
         if now_s - self._last_report >= _REPORT_S:
             self._last_report = now_s
@@ -199,14 +203,18 @@ class Recorder:
         return {reason: number for reason, number in lost.items() if number}
 
     def _report(self) -> None:
-        losses = self.losses()
-        losses.pop("no_endpoint", None)
-        if losses:
+        """One line about losses and failing hooks; none while there are none."""
+        lost = self.losses()
+        lost.pop("no_endpoint", None)
+        parts = [f"lost: {_listed(lost)}"] if lost else []
+        if self.guard.errors:
+            parts.append(f"hook errors: {_listed(self.guard.errors)}")
+        if parts:
             _log.warning(
-                "pdtrace: %d events recorded, %d spans exported; lost: %s",
+                "pdtrace: %d events recorded, %d spans exported; %s",
                 self.recorded,
                 self.exported,
-                ", ".join(f"{reason} {number}" for reason, number in sorted(losses.items())),
+                "; ".join(parts),
             )
 
     def _restart_in_child(self) -> None:
@@ -218,6 +226,10 @@ class Recorder:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pdtrace-recorder", daemon=True)
         self._thread.start()
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
 
 
 def _version() -> str:
