@@ -1,14 +1,13 @@
 """`pdtrace cluster`: real prefill and decode engines, router and collector on this machine."""
 
 import shlex
-import signal
 import threading
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, cast
 
 import typer
 
+from pdtrace.cli.interrupt import stop_on_signals
 from pdtrace.connector.cluster import Cluster, ClusterError
 from pdtrace.connector.cluster_settings import ClusterSettings, Layout, Mode
 from pdtrace.connector.processes import ProcessError
@@ -53,7 +52,7 @@ def up(
         run_dir=run_dir,
         flags=tuple(context.args),
     )
-    signal.signal(signal.SIGTERM, _interrupt)
+    stop_on_signals()
     try:
         _run(settings)
     except (ClusterError, ProcessError) as error:
@@ -101,8 +100,3 @@ def curl(running: Cluster) -> str:
     return (
         f"curl -s {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
     )
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """SIGTERM as Ctrl-C, so that there is one way to stop."""
-    raise KeyboardInterrupt

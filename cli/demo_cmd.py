@@ -1,9 +1,7 @@
 """`pdtrace demo`: push and pull on real engines on this machine, and the split of both."""
 
-import signal
 from pathlib import Path
 from statistics import median
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -22,6 +20,7 @@ from pdtrace.analysis.report_html import page
 from pdtrace.analysis.split import Split, split
 from pdtrace.analysis.store import SourceError, read_spans
 from pdtrace.analysis.table import SpansTable, build
+from pdtrace.cli.interrupt import stop_on_signals
 from pdtrace.cli.split_cmd import print_tables
 from pdtrace.connector.cluster import ClusterError
 from pdtrace.connector.demo import DemoRun, DemoSettings, run_demo
@@ -53,7 +52,7 @@ def demo(
 
     Exit status: 0 all well, 1 something is missing or wrong, 130 interrupted.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    stop_on_signals()
     console = Console()
     settings = DemoSettings(
         directory=_fresh(out), model=model, requests=requests, concurrency=concurrency
@@ -72,10 +71,6 @@ def demo(
         typer.echo(f"pdtrace demo: {fault}", err=True)
     if faults:
         raise typer.Exit(1)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _fresh(out: Path) -> Path:
