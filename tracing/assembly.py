@@ -29,23 +29,18 @@ from pdtrace.tracing.span import Point, RecordedSpan, Shared
 _Data = Mapping[str, Any]
 
 
-class _OpenSpan:
-    __slots__ = ("start_ns", "points")
-
-    def __init__(self, start_ns: int) -> None:
-        self.start_ns = start_ns
-        self.points: list[Point] | None = None
-
-
 class _Entry:
     """A request this process has something open of."""
 
-    __slots__ = ("shared", "anchor", "open", "last_ns")
+    __slots__ = ("shared", "anchor", "open", "points", "last_ns")
 
     def __init__(self, shared: Shared, anchor: Anchor, mono_ns: int) -> None:
         self.shared = shared
         self.anchor = anchor
-        self.open: dict[str, _OpenSpan] = {}
+        self.open: dict[str, int] = {}
+        """Span name to its start, Unix ns."""
+        self.points: dict[str, list[Point]] = {}
+        """Span name to the events on it so far."""
         self.last_ns = mono_ns
 
 
@@ -69,7 +64,7 @@ class Assembler:
         self.counts: Counter[str] = Counter()
         """`unknown_request`, `table_full`, `abandoned`: events or requests, by what befell them."""
         self._resource = resource
-        self._ids = ids
+        self._next_id = ids.generate_span_id
         self._scope = InstrumentationScope(sc.SCOPE_NAME, scope_version)
         self._capacity = capacity
         self._limit_ns = limit_ns
@@ -93,27 +88,19 @@ class Assembler:
         if kind is LEARNED or kind is ADOPTED:
             entry.shared = _learned(entry.shared, kind, data)
             return
-        at_ns = data.get(AT) if data else None
-        self._act(kind, entry, at_ns or entry.anchor.to_wall_ns(mono_ns), data)
+        at_ns: int = (data.get(AT) if data else None) or entry.anchor.to_wall_ns(mono_ns)
+        started = entry.open
+        for name in kind.ends:
+            start_ns = started.pop(name, None)
+            if start_ns is not None:
+                self._finish(entry, name, start_ns, at_ns, data)
+        for name in kind.begins:
+            started[name] = at_ns
+        if kind.point is not None:
+            _mark(entry, kind.point, at_ns, data)
         if kind.closes:
             del self._entries[request_id]
             self._end_all(entry, mono_ns, data)
-
-    def _act(self, kind: EventKind, entry: _Entry, at_ns: int, data: _Data | None) -> None:
-        spans = entry.open
-        for name in kind.ends:
-            span = spans.pop(name, None)
-            if span is not None:
-                self._finish(entry, name, span, at_ns, data)
-        for name in kind.begins:
-            spans[name] = _OpenSpan(at_ns)
-        if kind.point is not None:
-            span = spans.get(kind.point[0])
-            if span is not None:
-                attributes = {k: v for k, v in data.items() if k != AT} if data else None
-                if span.points is None:
-                    span.points = []
-                span.points.append((kind.point[1], at_ns, attributes))
 
     def expire(self, mono_ns: int) -> None:
         """End what has outlived its limit."""
@@ -154,29 +141,32 @@ class Assembler:
             return
         error = (data.get(sc.ERROR_TYPE) if data else None) or sc.ERROR_ABANDONED
         end_ns = entry.anchor.to_wall_ns(mono_ns)
-        for name, span in entry.open.items():
-            self._finish(entry, name, span, end_ns, {sc.ERROR_TYPE: error})
+        for name, start_ns in entry.open.items():
+            self._finish(entry, name, start_ns, end_ns, {sc.ERROR_TYPE: error})
 
     def _finish(
-        self, entry: _Entry, name: str, span: _OpenSpan, end_ns: int, data: _Data | None
+        self, entry: _Entry, name: str, start_ns: int, end_ns: int, data: _Data | None
     ) -> None:
-        if not entry.shared.trace.sampled:
+        shared = entry.shared
+        if not shared.trace.sampled:
             return
         if data and AT in data:
             data = {key: value for key, value in data.items() if key != AT}
-        # Clocks of two processes may disagree by a reading; a span never ends before its start.
-        end_ns = end_ns if end_ns > span.start_ns else span.start_ns
+        if end_ns < start_ns:
+            # Clocks of two processes may disagree by a reading.
+            end_ns = start_ns
+        points = entry.points.pop(name, ()) if entry.points else ()
         self.finished.append(
-            RecordedSpan(
-                name,
-                entry.shared,
-                self._ids.generate_span_id(),
-                span.start_ns,
-                end_ns,
-                data,
-                span.points or (),
-            )
+            RecordedSpan(name, shared, self._next_id(), start_ns, end_ns, data, points)
         )
+
+
+def _mark(entry: _Entry, point: tuple[str, str], at_ns: int, data: _Data | None) -> None:
+    """Add a span event to a span while it is open."""
+    name, event = point
+    if name in entry.open:
+        attributes = {key: value for key, value in data.items() if key != AT} if data else None
+        entry.points.setdefault(name, []).append((event, at_ns, attributes))
 
 
 def _learned(shared: Shared, kind: EventKind, data: Any) -> Shared:

@@ -20,7 +20,8 @@ from pdtrace.tracing.semconv import ERROR_TYPE
 from pdtrace.tracing.span import RecordedSpan, Shared
 
 _PACK_FIXED64: Final = struct.Struct("<Q").pack
-_PACK_ID: Final = struct.Struct(">Q").pack
+# Span.span_id 2: tag and length, then the id.
+_PACK_TAGGED_ID: Final = struct.Struct(">HQ").pack
 # Two tags with their fixed64: Span.start_time_unix_nano 7, end_time_unix_nano 8.
 _PACK_TIMES: Final = struct.Struct("<BQBQ").pack
 _STATUS_UNSET: Final = b"\x7a\x00"
@@ -74,9 +75,14 @@ def _any_value(value: Any) -> bytes:
     return _any_value(str(value))
 
 
+@lru_cache(maxsize=512)
+def _key(key: str) -> bytes:
+    return _field(1, key.encode())
+
+
 def _key_value(key: str, value: Any) -> bytes:
     """KeyValue without its outer tag: key 1, value 2."""
-    return _field(1, key.encode()) + _field(2, _any_value(value))
+    return _key(key) + _field(2, _any_value(value))
 
 
 @lru_cache(maxsize=8192)
@@ -92,6 +98,9 @@ def _attributes(tag: int, attributes: Mapping[str, Any] | None) -> bytes:
     if not attributes:
         return b""
     try:
+        if len(attributes) == 1:
+            ((key, value),) = attributes.items()
+            return _attribute(tag, key, value.__class__, value)
         return b"".join([_attribute(tag, k, v.__class__, v) for k, v in attributes.items()])
     except TypeError:  # an unhashable value: a list
         return b"".join([_field(tag, _key_value(k, v)) for k, v in attributes.items()])
@@ -132,24 +141,26 @@ def _shared(shared: Shared) -> bytes:
     if not shared.encoded:
         trace = shared.trace
         ancestry = _ancestry(trace.trace_id, trace.parent_id, True)
-        shared.encoded = ancestry + _attributes(9, shared.attributes)
+        # Ids and lengths of a request recur in no other one, so no cache is asked for them.
+        pairs = [_field(9, _key_value(k, v)) for k, v in shared.attributes.items()]
+        shared.encoded = ancestry + b"".join(pairs)
     return shared.encoded
 
 
 def _recorded(span: RecordedSpan) -> bytes:
     own, points = span.own, span.points
-    return b"".join(
-        (
-            span.shared.encoded or _shared(span.shared),
-            b"\x12\x08",
-            _PACK_ID(span.span_id),
-            _named(span._name, SpanKind.INTERNAL),
-            _PACK_TIMES(0x39, span._start_time, 0x41, span._end_time),
-            _attributes(9, own) if own else b"",
-            b"".join([_event(*point) for point in points]) if points else b"",
-            _STATUS_ERROR if own and ERROR_TYPE in own else _STATUS_UNSET,
-        )
-    )
+    parts = [
+        span.shared.encoded or _shared(span.shared),
+        _PACK_TAGGED_ID(0x1208, span.span_id),
+        _named(span._name, SpanKind.INTERNAL),
+        _PACK_TIMES(0x39, span._start_time, 0x41, span._end_time),
+    ]
+    if own:
+        parts.append(_attributes(9, own))
+    if points:
+        parts += [_event(*point) for point in points]
+    parts.append(_STATUS_ERROR if own and ERROR_TYPE in own else _STATUS_UNSET)
+    return b"".join(parts)
 
 
 def encode_span(span: ReadableSpan) -> bytes:
@@ -166,8 +177,7 @@ def encode_span(span: ReadableSpan) -> bytes:
                 parent.span_id if parent else 0,
                 bool(parent and parent.is_remote),
             ),
-            b"\x12\x08",
-            _PACK_ID(context.span_id),
+            _PACK_TAGGED_ID(0x1208, context.span_id),
             _named(span.name, span.kind),
             _PACK_TIMES(0x39, span.start_time, 0x41, span.end_time),
             _attributes(9, span.attributes),
