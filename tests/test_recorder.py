@@ -167,7 +167,7 @@ def test_losses_and_hook_errors_are_reported_in_one_line(
     ]
 
 
-FORKING = """
+FORKING = r"""
 import json, os
 from pdtrace.tracing import events as ev
 from pdtrace.tracing.provider import make_resource, Telemetry
