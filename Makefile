@@ -1,6 +1,6 @@
 # Two commands: `make demo` and `make test`. Both prepare .venv first.
 PYTHON ?= python3.11
-# Passed to pip, e.g. PIP_ARGS='--extra-index-url URL' where torch's CPU build has an index of its own.
+# Passed to pip: another index, say, where torch's CPU build has one of its own.
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 BIN := .venv/bin

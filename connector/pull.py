@@ -64,6 +64,9 @@ class PullWorkerHooks(WorkerHooks):
         self._loading.pop(request_id, None)
         super().fail(request_id, error)
 
+    def landed(self, request_id: str) -> None:
+        """On D, and so no evidence for a lease: that is P's."""
+
     def _notified(self, notified: Any, *_: Any) -> None:
         """All consumers of these requests have read P's blocks."""
         for request_id in notified:

@@ -5,6 +5,7 @@ dicts whose single operations the interpreter makes atomic; nothing here takes a
 """
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Any, Final
 
@@ -45,7 +46,7 @@ class Transfer:
         self.posted_ns = self.done_ns = 0
 
 
-class WorkerHooks:
+class WorkerHooks(ABC):
     """Observes one worker-side connector. Subclasses add what is particular to a mode."""
 
     posted: ev.EventKind
@@ -86,9 +87,9 @@ class WorkerHooks:
 
     # --- what arrives from the scheduler ---
 
+    @abstractmethod
     def step(self, metadata: Any) -> None:
         """A step's metadata is here, before the worker acts on it."""
-        raise NotImplementedError
 
     def open_requests(self, metadata: Any) -> dict[str, int]:
         """Make the step's new requests known; their `since_ns` by request id."""
@@ -224,6 +225,7 @@ class WorkerHooks:
         at_ns = max(transfer.done_ns, transfer.posted_ns)
         self._recorder.record_at(self.done, at_ns, request_id, data)
 
+    @abstractmethod
     def landed(self, request_id: str) -> None:
         """Every transfer of the request is complete on this rank."""
 
