@@ -1,17 +1,14 @@
 """One way to stop a command that runs until somebody stops it."""
 
 import signal
-from types import FrameType
 
 
 def stop_on_signals() -> None:
-    """Ctrl-C and SIGTERM raise KeyboardInterrupt.
+    """Ctrl-C and SIGTERM end in KeyboardInterrupt.
 
-    Also where a shell started the command in the background, which makes it ignore Ctrl-C.
+    Also where a shell started the command in the background, which makes it ignore Ctrl-C. It is
+    Python's own handler that is set, since asyncio replaces that one by an orderly cancellation
+    while it runs, and no other.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _interrupt)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
