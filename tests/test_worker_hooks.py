@@ -867,25 +867,6 @@ def fake_failing_hooks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[
     return arm
 
 
-@pytest.mark.parametrize("broken", PUSH_HOOKS)
-def test_a_push_arrives_whichever_hook_fails(
-    make: Make, fake_failing_hooks: Callable[[str], list[str]], broken: str
-) -> None:
-    """From a cold pair to the freed blocks; the writer drops no request."""
-    told = fake_failing_hooks(broken)
-    pair = make(PushWorker, PushWorkerHooks)
-    register(pair, [3, 4])
-    eventually(lambda: not pair.d.worker._reg_send_inbox.empty())
-    pair.d.worker.writer_turn()
-    hand_over(pair, [1, 2], at=50)
-    turn_until(pair.p, lambda: not pair.p.worker._push_finished_blocks)
-    eventually(lambda: not pair.p.worker._handshake_futures)
-    turn_until(pair.p, lambda: pair.p.worker._sending_transfers)
-    written(pair)
-    assert moved(pair, [1, 2], [3, 4]) == 2 * 4096
-    assert set(told) == {broken}
-
-
 @pytest.mark.parametrize("broken", PULL_HOOKS)
 def test_a_pull_arrives_whichever_hook_fails(
     make: Make, fake_failing_hooks: Callable[[str], list[str]], broken: str
