@@ -821,21 +821,6 @@ def test_notes_that_cannot_be_made_do_not_reach_the_engine() -> None:
     assert Attachment(None, None).notes() is None
 
 
-PUSH_HOOKS = (
-    "_ensure_handshake",
-    "get_transfer_results",
-    "get_xfer_descs",
-    "prep_xfer_dlist",
-    "make_prepped_xfer",
-    "get_xfer_telemetry",
-    "get_new_notifs",
-    "send_notif",
-    "_send_registration_to_p",
-    "_do_send_reg_notif",
-    "_pop_matching_finished_blocks",
-    "_do_start_push_kv",
-    "_xfer_blocks_for_req",
-)
 PULL_HOOKS = (
     "_ensure_handshake",
     "get_transfer_results",
