@@ -23,12 +23,16 @@ from pdtrace.tracing.ids import base_request_id, derived_trace_id
             "3d2f0f6e-2222-4b4b-8b8b-000000000016",
         ),
         ("f81d4fae-7dec-11d0-a765-00a0c91e6bf6-23d0e5e7", "f81d4fae-7dec-11d0-a765-00a0c91e6bf6"),
+        ("0_cmpl-abc-0-0123abcd", "abc"),
+        ("12_chatcmpl-abc-7-0123abcd", "abc-7"),
+        ("1_abc-0123abcd", "1_abc"),
+        ("cmpl-1_cmpl-abc-0-0123abcd", "1_cmpl-abc"),
         ("plain", "plain"),
         ("", ""),
     ],
 )
 def test_prefix_suffix_and_index_are_removed_in_this_order(engine_id: str, base: str) -> None:
-    """The index goes only behind `cmpl-`: an id may itself end in digits."""
+    """The index goes only behind `cmpl-`, the choice only before a prefix: ids may look alike."""
     assert base_request_id(engine_id) == base
 
 
