@@ -117,8 +117,11 @@ class PushWorkerHooks(WorkerHooks):
         context = registration.get(sc.REGISTRATION_KEY)
         if isinstance(context, dict) and isinstance(context.get(sc.PARAM_TRACEPARENT), str):
             record(ev.ADOPTED, request_id, context[sc.PARAM_TRACEPARENT])
-        peer = str(registration.get("decode_engine_id", ""))
-        record(ev.LEARNED, request_id, {sc.PEER_ENGINE_ID: peer})
+        peer = {
+            sc.PEER_ENGINE_ID: str(registration.get("decode_engine_id", "")),
+            sc.PEER_ENGINE_REQUEST_ID: str(registration.get("request_id", "")),
+        }
+        record(ev.LEARNED, request_id, peer)
         first = sc.MATCH_REGISTRATION if received[0] <= handed_ns else sc.MATCH_BLOCKS
         record(ev.MATCH_BEGUN, request_id, {ev.AT: wall_ns(min(handed_ns, received[0]))})
         for at_ns in received:

@@ -92,9 +92,12 @@ class SchedulerHooks:
             sc.MODEL: self._model,
             sc.INPUT_TOKENS: request.num_prompt_tokens,
         }
-        peer = params.get("remote_engine_id")
+        peer, peer_leg = params.get("remote_engine_id"), params.get("remote_request_id")
         if peer is not None:
             attributes[sc.PEER_ENGINE_ID] = str(peer)
+        if peer_leg is not None and role is _DECODE and self._mode == sc.MODE_PULL:
+            # In push it may be the router's own id; there P learns D's from the registration.
+            attributes[sc.PEER_ENGINE_REQUEST_ID] = str(peer_leg)
         request_id = request.request_id
         traceparent = traceparent_of(request.trace_headers, params)
         context = ev.RequestContext(traceparent, base_request_id(request_id), attributes)

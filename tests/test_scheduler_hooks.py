@@ -296,6 +296,17 @@ def test_a_decode_leg_refused_for_capacity() -> None:
     ]
 
 
+@pytest.mark.parametrize("mode, said", [("pull", "cmpl-a-0-fedcba98"), ("push", None)])
+def test_a_decode_leg_names_its_peers_leg_in_pull_alone(mode: str, said: str | None) -> None:
+    """In push the remote id may be the router's own, and P says which leg it served."""
+    engine = Engine(mode)
+    leg = request(DECODE | {"remote_request_id": "cmpl-a-0-fedcba98"})
+    engine.arrive(10, leg)
+    engine.finish(20, leg, ABORTED)
+    (admission,) = engine.spans()
+    assert admission["attributes"].get(sc.PEER_ENGINE_REQUEST_ID) == said
+
+
 def test_the_worker_is_told_of_a_decode_leg_once() -> None:
     """With the metadata of the step in which its blocks were allocated."""
     engine, leg = Engine("push"), request(DECODE, headers={"traceparent": CALLER})

@@ -240,7 +240,7 @@ def test_push_with_the_registration_first(push: Pair) -> None:
         "attributes": common("p", **{sc.BLOCK_COUNT: 2}),
     }
     later = {"trace": trace, "parent": parent}
-    peer = {sc.PEER_ENGINE_ID: "engine-d"}
+    peer = {sc.PEER_ENGINE_ID: "engine-d", sc.PEER_ENGINE_REQUEST_ID: D_ID}
     assert match == {
         **later,
         "name": sc.SPAN_MATCH,
@@ -392,7 +392,12 @@ def test_a_cold_pair_shakes_hands_on_both_sides(push: Pair) -> None:
         (sc.SPAN_WRITE_COMPLETE, 80, 90),
     ]
     assert p_spans[2]["attributes"] == common(
-        "p", **{sc.PEER_ENGINE_ID: "engine-d", sc.HANDSHAKE_COLD: True}
+        "p",
+        **{
+            sc.PEER_ENGINE_ID: "engine-d",
+            sc.PEER_ENGINE_REQUEST_ID: D_ID,
+            sc.HANDSHAKE_COLD: True,
+        },
     )
 
 
