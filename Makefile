@@ -23,6 +23,7 @@ lint: venv
 
 bench: venv
 	$(BIN)/python benchmarks/hot_path.py
+	$(BIN)/python benchmarks/overhead.py
 
 venv: .venv/installed .venv/editable
 

@@ -151,7 +151,7 @@ class Cluster:
         self._server = server = self._shared or EngineServer(
             self.run_dir / "engine-server.log", {**self.settings.base_env(None), **server_env()}
         )
-        ready = self._start_collector(server) if self.settings.traced else None
+        ready = self._start_collector(server) if self.settings.wants_collector() else None
         server.wait_preloaded(self.settings.start_seconds)
         if ready is not None:
             told = self._wait_for_file(ready, deadline)

@@ -63,6 +63,10 @@ class ClusterSettings:
         if self.mode != "none" and (self.prefills < 1 or self.decodes < 1):
             raise ValueError("a cluster needs at least one prefill and one decode engine")
 
+    def wants_collector(self) -> bool:
+        """Whether anybody sends spans."""
+        return bool(self.traced) or self.engine_spans
+
     def roles(self) -> list[tuple[str, Role]]:
         """Name and role of each engine; the name is also its engine id."""
         if self.mode == "none":

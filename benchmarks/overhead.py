@@ -1,0 +1,226 @@
+"""What tracing costs a serving pair: the same requests traced, untraced, and with vLLM's own spans.
+
+    python benchmarks/overhead.py [--json] [--rounds 10] [--mode push] [--layout uni]
+
+A round starts three clusters of one prefill and one decode engine side by side: untraced, with
+pdtrace, and with vLLM's `--otlp-traces-endpoint`. Each gets the same bursts of requests in the
+order A B C C B A, repeated, so that drift of the machine meets all alike; idle clusters use no CPU.
+CPU is that of the engines' processes until their last span is sent (`uni`: one process an engine,
+API server included; `mp`: EngineCore and worker alone). A ratio is taken per round, of fresh
+processes; what is printed is the geometric mean over rounds with its 95 % t-interval.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from pdtrace.connector.cluster import Cluster
+from pdtrace.connector.cluster_settings import ClusterSettings, Layout, Mode, server_env
+from pdtrace.connector.process_tree import members
+from pdtrace.connector.processes import EngineServer
+from pdtrace.connector.workload import WorkloadRequest, mixed_prompts, run_workload
+
+UNTRACED, OURS, VLLM = "untraced", "pdtrace", "vllm"
+ARMS: Final = (UNTRACED, OURS, VLLM)
+METRICS: Final = ("cpu", "ttft", "tpot")
+_SETTLE_S: Final = 1.2
+"""After a burst, until what a burst left to do (spans, frees) is done; longer than our half second
+between exports."""
+_T_975: Final = {
+    2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262,
+    11: 2.228, 12: 2.201, 13: 2.179, 14: 2.160, 15: 2.145, 16: 2.131, 20: 2.093, 30: 2.045,
+}  # fmt: skip
+"""97.5 % quantile of Student's t by number of rounds."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """One burst: `requests` prompts of `short` or `long` words, `tokens` generated for each."""
+
+    requests: int = 24
+    short: int = 24
+    long: int = 160
+    tokens: int = 24
+    concurrency: int = 2
+    cycles: int = 2
+    """How often a round goes through A B C C B A."""
+
+
+@dataclass
+class Sample:
+    """What the bursts of one arm in one round gave."""
+
+    cpu_ns: int = 0
+    ttft_ns: list[int] = field(default_factory=list)
+    tpot_ns: list[float] = field(default_factory=list)
+
+    def value(self, metric: str) -> float:
+        """CPU nanoseconds per request; geometric mean of TTFT and of TPOT, in nanoseconds."""
+        if metric == "cpu":
+            return self.cpu_ns / len(self.ttft_ns)
+        return statistics.geometric_mean(self.ttft_ns if metric == "ttft" else self.tpot_ns)
+
+
+def settings(arm: str, mode: Mode, layout: Layout, run_dir: Path) -> ClusterSettings:
+    """The arms differ in nothing but who traces."""
+    return ClusterSettings(
+        mode=mode,
+        layout=layout,
+        traced=arm == OURS,
+        engine_spans=arm == VLLM,
+        env={"PDTRACE": "1" if arm == OURS else "0"},
+        prefix_caching=False,
+        run_dir=run_dir / arm,
+    )
+
+
+def process_cpu_ns(pid: int) -> int:
+    """CPU time of a whole process, threads that ended included (see clock_getcpuclockid(3))."""
+    return time.clock_gettime_ns((~pid << 3) | 2)
+
+
+def engine_pids(cluster: Cluster) -> list[int]:
+    """Processes that compute; with several to an engine its leader is the API server."""
+    alone = cluster.settings.layout == "uni"
+    return [
+        pid
+        for engine in cluster.engines
+        for pid in members(engine.process.pid)
+        if alone or pid != engine.process.pid
+    ]
+
+
+def burst(cluster: Cluster, load: Load, seed: int) -> Sample:
+    """Send one burst and wait until the engines are quiet."""
+    assert cluster.router_url is not None
+    prompts = mixed_prompts(seed, load.requests, load.short, load.long)
+    requests = [
+        WorkloadRequest(model=cluster.model, max_tokens=load.tokens, prompt=prompt, ignore_eos=True)
+        for prompt in prompts
+    ]
+    pids = engine_pids(cluster)
+    before = sum(map(process_cpu_ns, pids))
+    results = asyncio.run(run_workload(cluster.router_url, requests, load.concurrency))
+    time.sleep(_SETTLE_S)
+    sample = Sample(cpu_ns=sum(map(process_cpu_ns, pids)) - before)
+    for result in results:
+        if not result.ok or result.ttft_ns is None:
+            raise RuntimeError(f"request {result.request_id} failed: {result.error}")
+        sample.ttft_ns.append(result.ttft_ns)
+        sample.tpot_ns.append((result.e2e_ns - result.ttft_ns) / (result.token_count - 1))
+    return sample
+
+
+@contextlib.contextmanager
+def clusters(
+    server: EngineServer, mode: Mode, layout: Layout, run_dir: Path, first: int
+) -> Iterator[dict[str, Cluster]]:
+    """All arms at once; which one starts first changes with the round."""
+    order = [*ARMS[first % len(ARMS) :], *ARMS[: first % len(ARMS)]]
+    with contextlib.ExitStack() as stack:
+        yield {
+            arm: stack.enter_context(Cluster(settings(arm, mode, layout, run_dir), server))
+            for arm in order
+        }
+
+
+def run_round(found: dict[str, Cluster], load: Load, number: int) -> dict[str, Sample]:
+    """Warm every cluster up, then A B C C B A with the same prompts for the arms of a half."""
+    order = list(found)
+    for arm in order:
+        burst(found[arm], load, seed=-1 - number)
+    samples = {arm: Sample() for arm in order}
+    for half in range(2 * load.cycles):
+        for arm in order if half % 2 == 0 else reversed(order):
+            one = burst(found[arm], load, seed=1000 * number + half)
+            samples[arm].cpu_ns += one.cpu_ns
+            samples[arm].ttft_ns += one.ttft_ns
+            samples[arm].tpot_ns += one.tpot_ns
+    return samples
+
+
+def interval(ratios: list[float]) -> dict[str, float]:
+    """Geometric mean of independent ratios and its 95 % interval by Student's t on logarithms."""
+    logs = [math.log(ratio) for ratio in ratios]
+    middle = statistics.fmean(logs)
+    # With a number of rounds that the table lacks, the next smaller one's wider quantile.
+    t = _T_975[max(n for n in _T_975 if n <= len(logs))]
+    half = t * statistics.stdev(logs) / math.sqrt(len(logs))
+    return {
+        "low": math.exp(middle - half), "mid": math.exp(middle), "high": math.exp(middle + half),
+    }  # fmt: skip
+
+
+def summarize(rounds: list[dict[str, Sample]]) -> dict[str, object]:
+    """Ratios to untraced by arm and metric, and what an untraced request costs."""
+    found: dict[str, object] = {"rounds": len(rounds)}
+    for arm, prefix in ((OURS, ""), (VLLM, "vllm_")):
+        for metric in METRICS:
+            ratios = [r[arm].value(metric) / r[UNTRACED].value(metric) for r in rounds]
+            found[f"{prefix}{metric}_ratio"] = interval(ratios)
+    for metric in METRICS:
+        values = [r[UNTRACED].value(metric) for r in rounds]
+        found[f"untraced_{metric}_ms"] = statistics.median(values) / 1e6
+    found["requests_per_arm"] = sum(len(r[OURS].ttft_ns) for r in rounds)
+    return found
+
+
+def as_text(found: dict[str, object]) -> str:
+    """A small table."""
+    lines = [f"ratio to untraced, {found['rounds']} rounds, {found['requests_per_arm']} requests"]
+    lines.append(f"{'':<30}{'low':>9}{'mid':>9}{'high':>9}")
+    for arm, prefix in (("pdtrace", ""), ("vLLM's own spans", "vllm_")):
+        for metric in METRICS:
+            one = found[f"{prefix}{metric}_ratio"]
+            assert isinstance(one, dict)
+            cells = "".join(f"{one[key]:>9.4f}" for key in ("low", "mid", "high"))
+            lines.append(f"{f'{arm}: {metric}':<30}{cells}")
+    untraced = ", ".join(f"{m} {found[f'untraced_{m}_ms']:.2f} ms" for m in METRICS)
+    return "\n".join([*lines, f"untraced, per request: {untraced}"])
+
+
+def measure(
+    mode: Mode, layout: Layout, count: int, load: Load, told: Callable[[str], None]
+) -> dict[str, object]:
+    """All rounds; raises RuntimeError if a request fails, since then nothing is comparable."""
+    rounds = []
+    with tempfile.TemporaryDirectory(prefix="pdtrace-overhead-") as scratch:
+        run_dir = Path(scratch)
+        env = {**ClusterSettings().base_env(None), **server_env()}
+        with EngineServer(run_dir / "engine-server.log", env) as server:
+            for number in range(count):
+                with clusters(server, mode, layout, run_dir / str(number), number) as found:
+                    rounds.append(run_round(found, load, number))
+                ratio = rounds[-1][OURS].value("cpu") / rounds[-1][UNTRACED].value("cpu")
+                told(f"round {number + 1} of {count}: CPU ratio {ratio:.4f}")
+    return {"mode": mode, "layout": layout, **summarize(rounds)}
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of fresh processes (>= 2)")
+    parser.add_argument("--mode", choices=("push", "pull"), default="push")
+    parser.add_argument("--layout", choices=("uni", "mp"), default="uni")
+    given = parser.parse_args()
+    if given.rounds < 2:
+        parser.error("an interval over rounds needs two of them")
+    found = measure(
+        given.mode, given.layout, given.rounds, Load(), lambda line: print(line, file=sys.stderr)
+    )
+    print(json.dumps(found) if given.json else as_text(found))
+
+
+if __name__ == "__main__":
+    main()

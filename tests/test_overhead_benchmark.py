@@ -1,0 +1,49 @@
+"""The arithmetic of `benchmarks/overhead.py`: what stands between samples and printed ratios."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FILE = Path(__file__).parent.parent / "benchmarks" / "overhead.py"
+
+
+@pytest.fixture(scope="module")
+def overhead() -> ModuleType:
+    """The benchmark as a module; benchmarks are not part of the package."""
+    spec = importlib.util.spec_from_file_location("overhead", FILE)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["overhead"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_interval_over_rounds(overhead: ModuleType) -> None:
+    """Three ratios of 0.9, 1, 1.1111…: the middle is 1, the half-width t(2) · s / √3 in logarithms.
+
+    s = ln(1 / 0.9) = 0.10536, so 4.303 · 0.10536 / 1.73205 = 0.26175.
+    """
+    found = overhead.interval([0.9, 1.0, 1 / 0.9])
+    assert found["mid"] == pytest.approx(1.0)
+    assert found["low"] == pytest.approx(0.76970, abs=2e-5)
+    assert found["high"] == pytest.approx(1.29920, abs=2e-5)
+
+
+def test_ratios_are_taken_within_a_round(overhead: ModuleType) -> None:
+    """A machine that is twice as slow in one round changes no ratio, and no interval."""
+    rounds = [
+        {
+            arm: overhead.Sample(int(cost * speed), [int(1000 * speed)], [10.0 * speed])
+            for arm, cost in (("untraced", 1e6), ("pdtrace", 1.01e6), ("vllm", 1.1e6))
+        }
+        for speed in (1, 2)
+    ]
+    found = overhead.summarize(rounds)
+    assert found["cpu_ratio"] == pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
+    assert found["vllm_cpu_ratio"]["mid"] == pytest.approx(1.1)
+    assert found["ttft_ratio"] == pytest.approx({"low": 1, "mid": 1, "high": 1})
+    assert (found["rounds"], found["requests_per_arm"]) == (2, 2)
+    assert "pdtrace: cpu" in overhead.as_text(found)
