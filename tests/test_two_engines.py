@@ -15,8 +15,8 @@ PUSH = Arm("push")
 PULL = Arm("pull")
 PUSH_MP = Arm("push", "mp", "plugin")
 PULL_MP = Arm("pull", "mp", "plugin")
-MANY = Arm("push", engines=2)
-TRACED = [PUSH, PULL, PUSH_MP, PULL_MP, MANY]
+MANY = [Arm("push", engines=2), Arm("pull", engines=2)]
+TRACED = [PUSH, PULL, PUSH_MP, PULL_MP, *MANY]
 
 ROUTER = {sc.SPAN_REQUEST: 1, sc.SPAN_LEG: 2}
 SCHEDULERS = {
@@ -54,9 +54,7 @@ def test_every_request_is_answered(run: Run) -> None:
     assert all(0 < result.token_count <= OUTPUT_TOKENS for result in run.results)
 
 
-@pytest.mark.parametrize(
-    "arm", [PUSH, PULL, PUSH_MP, PULL_MP, MANY, Arm("pull", traced=False)], ids=str
-)
+@pytest.mark.parametrize("arm", [*TRACED, Arm("pull", traced=False)], ids=str)
 def test_tokens_are_those_of_one_plain_engine(arm: Arm, runs: Runs) -> None:
     """Neither the handoff nor the tracing changes a token; and different prompts differ."""
     plain = runs.get(Arm("none", traced=False))
@@ -64,8 +62,13 @@ def test_tokens_are_those_of_one_plain_engine(arm: Arm, runs: Runs) -> None:
     assert len({r.text for r in plain.results}) == REQUESTS
 
 
+@pytest.mark.covers("completions", "push", "pull", on="engines")
+@pytest.mark.covers("chat", "push", "pull", on="engines")
 def test_every_request_has_each_of_its_spans_once(run: Run) -> None:
-    """Router, both schedulers and both workers; a handshake only where one was waited for."""
+    """Router, both schedulers and both workers; a handshake only where one was waited for.
+
+    The last request is a chat, the others are completions.
+    """
     expected = {**ROUTER, **SCHEDULERS, **WORKERS[run.arm.mode]}
     for request_id in IDS:
         found: dict[str, int] = {}
@@ -96,15 +99,21 @@ def test_one_trace_a_request_with_engine_spans_under_the_legs(run: Run) -> None:
                 assert span.parent_id == parents[str(span.resource[sc.ROLE])], span.name
 
 
+@pytest.mark.covers("cold-decode", "push", "pull", on="engines")
+@pytest.mark.covers("cold-prefill", "push", on="engines")
+@pytest.mark.covers("warm", "push", "pull", on="engines")
 def test_the_first_requests_wait_for_handshakes_and_later_ones_do_not(run: Run) -> None:
-    """A pair of engines is cold once."""
-    cold = {s.attributes[sc.REQUEST_ID] for s in run.records if s.name == sc.SPAN_HANDSHAKE}
-    assert "run-0" in cold
+    """A pair of engines is cold once: D shakes hands with P, and in push P with D too."""
+    handshakes = [span for span in run.records if span.name == sc.SPAN_HANDSHAKE]
+    assert all(span.attributes[sc.HANDSHAKE_COLD] is True for span in handshakes)
+    first = [s for s in handshakes if s.attributes[sc.REQUEST_ID] == "run-0"]
+    both_sides = {sc.ROLE_PREFILL, sc.ROLE_DECODE}
+    expected = both_sides if run.arm.mode == "push" else {sc.ROLE_DECODE}
+    assert {span.resource[sc.ROLE] for span in first} == expected
+    assert "cold_handshake" in run.splits["run-0"]["flags"]
     if run.arm.engines == 1:
-        assert cold == {"run-0"}
-    for span in run.records:
-        if span.name == sc.SPAN_HANDSHAKE:
-            assert span.attributes[sc.HANDSHAKE_COLD] is True
+        assert handshakes == first
+        assert all("cold_handshake" not in run.splits[i]["flags"] for i in IDS[1:])
 
 
 def test_engine_ids_and_peers_name_the_pair(run: Run) -> None:
@@ -118,6 +127,8 @@ def test_engine_ids_and_peers_name_the_pair(run: Run) -> None:
             assert write.attributes[sc.PEER_ENGINE_ID] == wait.resource[sc.ENGINE_ID]
 
 
+@pytest.mark.covers("one-process", "push", "pull", on="engines")
+@pytest.mark.covers("many-processes", "push", "pull", on="engines")
 def test_the_layout_shows_in_the_process_ids(run: Run) -> None:
     """`mp`: scheduler and worker hooks are in different processes; `uni`: in one."""
     for request_id in IDS:
@@ -186,18 +197,29 @@ def test_the_split_is_exact_and_complete(run: Run) -> None:
     assert max(shares) <= 0.05
 
 
-def test_push_overlaps_and_pull_does_not(runs: Runs) -> None:
-    """Concurrent dispatch can hide a registration behind prefill; a sequential request hides none.
+BEFORE_LANDING = {"hop", "admission", "registration", "handshake", "submit"}
+
+
+@pytest.mark.covers("sequential", "push", on="engines")
+@pytest.mark.covers("concurrent", "push", on="engines")
+def test_concurrent_dispatch_can_hide_what_sequential_dispatch_exposes(runs: Runs) -> None:
+    """The first request of a push pair is dispatched sequentially, all others concurrently.
 
     Can: a short prompt may be computed before D's registration is there.
     """
-    push = [s for s in runs.get(PUSH).splits.values() if s["dispatch"] == "concurrent"]
-    assert len(push) == REQUESTS - 1
-    assert any(line["hidden"].get("registration", 0) > 0 for line in push)
+    first, *others = (runs.get(PUSH).splits[request_id] for request_id in IDS)
+    assert first["dispatch"] == "sequential"
+    assert not BEFORE_LANDING & set(first["hidden"])
+    assert {line["dispatch"] for line in others} == {"concurrent"}
+    assert any(line["hidden"].get("registration", 0) > 0 for line in others)
+
+
+@pytest.mark.covers("sequential", "pull", on="engines")
+def test_a_pull_hides_nothing(runs: Runs) -> None:
+    """D's leg begins when P has answered."""
     for line in runs.get(PULL).splits.values():
         assert line["dispatch"] == "sequential"
-        before_landing = {"hop", "admission", "registration", "match", "handshake", "submit"}
-        assert not before_landing & set(line["hidden"])
+        assert not {*BEFORE_LANDING, "match"} & set(line["hidden"])
 
 
 def test_the_clients_stopwatch_contains_the_traces_ttft(run: Run) -> None:
@@ -208,9 +230,11 @@ def test_the_clients_stopwatch_contains_the_traces_ttft(run: Run) -> None:
         assert -5_000_000 < beyond < result.ttft_ns // 2 + 50_000_000
 
 
-def test_several_pairs_share_the_load(runs: Runs) -> None:
+@pytest.mark.covers("n-by-m", "push", "pull", on="engines")
+@pytest.mark.parametrize("arm", MANY, ids=str)
+def test_several_pairs_share_the_load(arm: Arm, runs: Runs) -> None:
     """Two by two engines: every engine serves."""
-    lines = runs.get(MANY).splits.values()
+    lines = runs.get(arm).splits.values()
     assert {line["prefill_engine"] for line in lines} == {"prefill-0", "prefill-1"}
     assert {line["decode_engine"] for line in lines} == {"decode-0", "decode-1"}
 
