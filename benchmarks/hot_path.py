@@ -25,6 +25,7 @@ from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.encode import encode_request
 from pdtrace.tracing.provider import OwnRandomIds, Telemetry
 from pdtrace.tracing.recorder import Recorder
+from pdtrace.tracing.settings import Settings
 from pdtrace.tracing.testing import CapturingExporter
 
 ROUNDS = 25
@@ -42,8 +43,9 @@ class DiscardingProcessor(SpanProcessor):
 def make_recorder(capacity: int) -> Recorder:
     """A recorder without its thread, so that each part runs where it is measured."""
     resource = Resource({"service.name": "vllm-decode", sc.ENGINE_ID: "decode-0"})
-    telemetry = Telemetry(resource, CapturingExporter(), OwnRandomIds())
-    return Recorder(telemetry, capacity=capacity, start=False)
+    settings = Settings(buffer_events=capacity)
+    telemetry = Telemetry(resource, CapturingExporter(), OwnRandomIds(), settings)
+    return Recorder(telemetry, start=False)
 
 
 def time_events(recorder: Recorder) -> float:

@@ -8,6 +8,7 @@ from pdtrace.connector.worker import WorkerHooks
 from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.provider import open_provider
 from pdtrace.tracing.recorder import Recorder
+from pdtrace.tracing.settings import read_settings
 
 
 class Attachment:
@@ -44,7 +45,12 @@ def attach(
     """
     worker = connector.connector_worker
     name = type(connector).__name__
-    telemetry = open_provider(role_of(vllm_config), resource_attributes(vllm_config, name, worker))
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+    telemetry = open_provider(
+        role_of(vllm_config),
+        resource_attributes(vllm_config, name, worker),
+        settings=read_settings(extra=extra.get("pdtrace")),
+    )
     if telemetry.exporter is None:
         return Attachment(None, None)
     guard = Guard()

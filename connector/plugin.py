@@ -1,16 +1,17 @@
 """`vllm.general_plugins` entry point: trace an existing configuration without changing it.
 
 vLLM calls `register` in every one of its processes. With `PDTRACE=1`, or with an OTLP endpoint in
-the environment and `PDTRACE` not 0, the names of vLLM's NIXL connectors lead to ours. Neither vLLM
-nor NIXL is imported when this module is, and NIXL not even by `register`: vLLM has to set variables
-for it first.
+the environment and without `PDTRACE=0`, the names of vLLM's NIXL connectors lead to ours. Neither
+vLLM nor NIXL is imported when this module is, and NIXL not even by `register`: vLLM has to set
+variables for it first.
 """
 
 import importlib
 import logging
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
+
+from pdtrace.tracing.settings import read_settings, wanted
 
 _log = logging.getLogger("pdtrace")
 _CONNECTORS: Final = {
@@ -18,15 +19,6 @@ _CONNECTORS: Final = {
     "NixlPullConnector": "pdtrace.connector.pull",
     "NixlPushConnector": "pdtrace.connector.push",
 }
-_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-
-
-def wanted(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether this process is to be traced."""
-    switch = environment.get("PDTRACE", "")
-    if switch:
-        return switch != "0"
-    return any(environment.get(name) for name in _ENDPOINTS)
 
 
 def _loader(module: str, name: str) -> Callable[[], Any]:
@@ -37,8 +29,12 @@ def _loader(module: str, name: str) -> Callable[[], Any]:
 
 
 def register() -> None:
-    """Replace vLLM's registry entries; never raises, since that would stop the engine."""
-    if not wanted():
+    """Replace vLLM's registry entries.
+
+    Raises `ConfigurationError` for a wrong `PDTRACE_*` variable: vLLM then does not start, which
+    is better before it has loaded a model than after. Raises nothing else.
+    """
+    if not wanted(read_settings()):
         return
     try:
         factory = importlib.import_module(

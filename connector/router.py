@@ -41,6 +41,7 @@ from pdtrace.connector.router_spans import DerivedIdGenerator
 from pdtrace.tracing import semconv
 from pdtrace.tracing.clock import Clock
 from pdtrace.tracing.provider import open_provider
+from pdtrace.tracing.settings import ConfigurationError
 
 COMPLETION_PATHS: Final = ("/v1/completions", "/v1/chat/completions")
 # vLLM's server closes an idle connection after 5 s; the router must be the first to let go of it.
@@ -197,7 +198,10 @@ def main(argv: list[str] | None = None) -> int:
         dispatch=args.dispatch,
         timeouts=Timeouts(silence_s=args.silence_s, request_s=args.request_s),
     )
-    telemetry = open_provider(role=semconv.ROLE_ROUTER, id_generator=DerivedIdGenerator())
+    try:
+        telemetry = open_provider(role=semconv.ROLE_ROUTER, id_generator=DerivedIdGenerator())
+    except ConfigurationError as error:
+        raise SystemExit(f"pdtrace router: {error}") from error
     try:
         serve(settings, telemetry.tracer, args.host, args.port, args.ready_file)
     finally:

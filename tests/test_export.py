@@ -20,10 +20,11 @@ from pdtrace.analysis.store import read_spans
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.encode import encode_request
-from pdtrace.tracing.export import ConfigurationError, make_exporter, protocol_of
+from pdtrace.tracing.export import make_exporter, protocol_of
 from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.provider import OwnRandomIds, Telemetry, make_resource, open_provider
 from pdtrace.tracing.recorder import Recorder
+from pdtrace.tracing.settings import ConfigurationError, endpoint_of
 from pdtrace.tracing.testing import CapturingExporter, CountedIds
 
 PROTOCOLS = ("grpc", "http/protobuf")
@@ -251,7 +252,7 @@ def test_the_signals_own_variables_win() -> None:
         "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
     }
-    assert export_module.endpoint_of(environment) == "http://traces:4317"
+    assert endpoint_of(environment) == "http://traces:4317"
     assert protocol_of(environment) == "http/protobuf"
 
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from pdtrace.connector import plugin
+from pdtrace.tracing.settings import ConfigurationError
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4317"}
 NAMES = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
@@ -69,24 +70,6 @@ def test_the_engines_factory_leads_to_ours_when_asked() -> None:
     assert modes == ["pull", "push"]
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, False),
-        ({"PDTRACE": ""}, False),
-        ({"PDTRACE": "1"}, True),
-        ({"PDTRACE": "0"}, False),
-        (ENDPOINT, True),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1"}, True),
-        ({"PDTRACE": "", **ENDPOINT}, True),
-        ({"PDTRACE": "0", **ENDPOINT}, False),
-    ],
-)
-def test_when_a_process_is_traced(environment: dict[str, str], expected: bool) -> None:
-    """The switch decides; without it, an endpoint does."""
-    assert plugin.wanted(environment) is expected
-
-
 def test_an_error_while_registering_is_told_and_does_not_stop_the_engine(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,3 +85,12 @@ def test_an_error_while_registering_is_told_and_does_not_stop_the_engine(
     (record,) = caplog.records
     assert "the engine is not traced" in record.message
     assert record.exc_info is not None and "injected" in str(record.exc_info[1])
+
+
+def test_a_wrong_setting_stops_the_engine_before_it_loads_a_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The plugin is the first of ours that vLLM runs."""
+    monkeypatch.setenv("PDTRACE", "maybe")
+    with pytest.raises(ConfigurationError, match="^PDTRACE is 'maybe', but must be 1 or 0$"):
+        plugin.register()

@@ -18,6 +18,7 @@ from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.provider import Telemetry
 from pdtrace.tracing.recorder import Recorder
+from pdtrace.tracing.settings import Settings
 from pdtrace.tracing.testing import CapturingExporter, CountedIds, make_recorder
 
 
@@ -95,7 +96,8 @@ class FakeHangingExporter(CapturingExporter):
 def test_a_hanging_exporter_neither_blocks_events_nor_shutdown() -> None:
     """Events go on into the buffer; shutdown gives up after its time."""
     exporter = FakeHangingExporter()
-    recorder = Recorder(Telemetry(Resource({}), exporter, CountedIds()), capacity=100)
+    settings = Settings(buffer_events=100)
+    recorder = Recorder(Telemetry(Resource({}), exporter, CountedIds(), settings))
     for i in range(200):
         one_request(recorder, str(i))
     eventually(lambda: recorder._work.locked())
@@ -153,8 +155,9 @@ def test_losses_and_hook_errors_are_reported_in_one_line(
     quiet._report()
     assert caplog.messages == []
 
+    settings = Settings(buffer_events=3)
     recorder = Recorder(
-        Telemetry(Resource({}), CapturingExporter(), CountedIds()), capacity=3, start=False
+        Telemetry(Resource({}), CapturingExporter(), CountedIds(), settings), start=False
     )
     one_request(recorder, "a")
     one_request(recorder, "b")

@@ -23,7 +23,9 @@ from pdtrace.tracing.events import (
     EventKind,
     RequestContext,
 )
-from pdtrace.tracing.propagation import context_of, parse_traceparent
+from pdtrace.tracing.propagation import TraceContext, context_of, parse_traceparent
+from pdtrace.tracing.sampling import Sampler
+from pdtrace.tracing.settings import Settings
 from pdtrace.tracing.span import Point, RecordedSpan, Shared
 
 _Data = Mapping[str, Any]
@@ -57,9 +59,11 @@ class Assembler:
         resource: Resource,
         ids: IdGenerator,
         scope_version: str = "",
+        settings: Settings | None = None,
+        sampler: Sampler | None = None,
         capacity: int = 65_536,
-        limit_ns: int = 900 * 10**9,
     ) -> None:
+        settings = settings or Settings()
         self.finished: list[RecordedSpan] = []
         self.counts: Counter[str] = Counter()
         """`unknown_request`, `table_full`, `abandoned`: events or requests, by what befell them."""
@@ -67,7 +71,8 @@ class Assembler:
         self._next_id = ids.generate_span_id
         self._scope = InstrumentationScope(sc.SCOPE_NAME, scope_version)
         self._capacity = capacity
-        self._limit_ns = limit_ns
+        self._limit_ns = int(settings.span_limit_s * 1e9)
+        self._decides = (sampler or Sampler()).decides
         self._entries: dict[str, _Entry] = {}
 
     def __len__(self) -> int:
@@ -86,7 +91,7 @@ class Assembler:
             return
         entry.last_ns = mono_ns
         if kind is LEARNED or kind is ADOPTED:
-            entry.shared = _learned(entry.shared, kind, data)
+            entry.shared = self._learned(entry.shared, kind, data)
             return
         at_ns: int = (data.get(AT) if data else None) or entry.anchor.to_wall_ns(mono_ns)
         started = entry.open
@@ -126,7 +131,7 @@ class Assembler:
         if len(self._entries) >= self._capacity:
             self.counts["table_full"] += 1
             self._abandon(next(iter(self._entries)), mono_ns)
-        trace = context_of(context.traceparent, context.base_id)
+        trace = self._sampled(context_of(context.traceparent, context.base_id))
         attributes = {
             sc.REQUEST_ID: context.base_id,
             sc.ENGINE_REQUEST_ID: request_id,
@@ -160,6 +165,20 @@ class Assembler:
             RecordedSpan(name, shared, self._next_id(), start_ns, end_ns, data, points)
         )
 
+    def _learned(self, shared: Shared, kind: EventKind, data: Any) -> Shared:
+        """What spans that end from now on have in common: more attributes, or the peer's trace."""
+        trace, attributes = shared.trace, shared.attributes
+        if kind is LEARNED:
+            attributes = {**attributes, **data}
+        elif not trace.parent_id:
+            adopted = parse_traceparent(data)
+            trace = self._sampled(adopted) if adopted else trace
+        return Shared(trace, attributes, shared.resource, shared.scope)
+
+    def _sampled(self, trace: TraceContext) -> TraceContext:
+        """The context with our decision in place of the caller's."""
+        return trace._replace(sampled=self._decides(trace))
+
 
 def _mark(entry: _Entry, point: tuple[str, str], at_ns: int, data: _Data | None) -> None:
     """Add a span event to a span while it is open."""
@@ -167,13 +186,3 @@ def _mark(entry: _Entry, point: tuple[str, str], at_ns: int, data: _Data | None)
     if name in entry.open:
         attributes = {key: value for key, value in data.items() if key != AT} if data else None
         entry.points.setdefault(name, []).append((event, at_ns, attributes))
-
-
-def _learned(shared: Shared, kind: EventKind, data: Any) -> Shared:
-    """What the spans that end from now on have in common: more attributes, or the peer's trace."""
-    trace, attributes = shared.trace, shared.attributes
-    if kind is LEARNED:
-        attributes = {**attributes, **data}
-    elif not trace.parent_id:
-        trace = parse_traceparent(data) or trace
-    return Shared(trace, attributes, shared.resource, shared.scope)

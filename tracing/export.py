@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from pdtrace.tracing.encode import encode_request
+from pdtrace.tracing.settings import ConfigurationError, endpoint_of
 
-_ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _COMPRESSIONS: Final = (
     "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION",
@@ -24,17 +24,8 @@ _HTTP_PORT: Final = 4318
 _EXPORT_METHOD: Final = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 
 
-class ConfigurationError(ValueError):
-    """A setting that cannot be used; raised when a provider is opened, never later."""
-
-
 def _first(names: Sequence[str], environment: Mapping[str, str]) -> str:
     return next((environment[name] for name in names if environment.get(name)), "")
-
-
-def endpoint_of(environment: Mapping[str, str] = os.environ) -> str:
-    """The OTLP endpoint for traces, or "" when none is configured."""
-    return _first(_ENDPOINTS, environment)
 
 
 def protocol_of(environment: Mapping[str, str] = os.environ) -> str:

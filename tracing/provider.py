@@ -4,6 +4,7 @@ vLLM sets the global provider when its own endpoint is configured, and an operat
 instrumentation may have set it before.
 """
 
+import logging
 import os
 import platform
 import random
@@ -21,7 +22,10 @@ from opentelemetry.trace import Tracer
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.clock import clock_id
 from pdtrace.tracing.export import make_exporter
+from pdtrace.tracing.sampling import Sampler, make_sampler
+from pdtrace.tracing.settings import Settings, read_settings, wanted
 
+_log = logging.getLogger("pdtrace")
 AttributeValue = str | bool | int | float
 _MACHINE_ID: Final = Path("/etc/machine-id")
 _SERVICE_NAMES: Final = {
@@ -91,9 +95,13 @@ class Telemetry:
         resource: Resource,
         exporter: SpanExporter | None,
         id_generator: IdGenerator | None = None,
+        settings: Settings | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
         self.resource = resource
         self.exporter = exporter
+        self.settings = settings or Settings()
+        self.sampler = sampler or Sampler()
         self.ids = id_generator or OwnRandomIds()
         self._provider = TracerProvider(
             resource=resource, id_generator=self.ids, shutdown_on_exit=False
@@ -115,7 +123,8 @@ class Telemetry:
         """
         pid = Resource({sc.PROCESS_PID: os.getpid()})
         exporter = make_exporter() if self.exporter is not None else None
-        return Telemetry(self.resource.merge(pid), exporter)
+        resource = self.resource.merge(pid)
+        return Telemetry(resource, exporter, settings=self.settings, sampler=self.sampler)
 
     def shutdown(self, timeout_s: float = 2.0) -> None:
         """Send what is buffered, waiting at most about `timeout_s`, and close."""
@@ -130,9 +139,18 @@ def open_provider(
     role: str,
     resource_attributes: Mapping[str, AttributeValue] | None = None,
     id_generator: IdGenerator | None = None,
+    settings: Settings | None = None,
 ) -> Telemetry:
-    """Telemetry of this process from the environment.
+    """Telemetry of this process; without `settings` those of the environment.
 
     Raises `ConfigurationError` for a setting that cannot be used.
     """
-    return Telemetry(make_resource(role, resource_attributes), make_exporter(), id_generator)
+    settings = settings or read_settings()
+    sampler = make_sampler(settings)
+    exporter = make_exporter() if wanted(settings) else None
+    if settings.enabled and exporter is None:
+        _log.warning(
+            "pdtrace: switched on, but nothing is traced: OTEL_EXPORTER_OTLP_ENDPOINT is not set"
+        )
+    resource = make_resource(role, resource_attributes)
+    return Telemetry(resource, exporter, id_generator, settings, sampler)

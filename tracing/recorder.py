@@ -27,7 +27,6 @@ from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.provider import Telemetry
 
 _log = logging.getLogger("pdtrace")
-BUFFER_EVENTS: Final = 65_536
 _BATCH_SPANS: Final = 512
 _POLL_S: Final = 0.1
 _EXPORT_AFTER_S: Final = 0.5
@@ -74,21 +73,21 @@ class Recorder:
         telemetry: Telemetry,
         clock: Clock | None = None,
         guard: Guard | None = None,
-        capacity: int = BUFFER_EVENTS,
         start: bool = True,
     ) -> None:
         self.clock = clock or Clock()
+        settings = telemetry.settings
         self.guard = guard or Guard()
         self.now: Callable[[], int] = self.clock.mono_ns
         self.dropped: Counter[str] = Counter()
         self.recorded = 0
         self.exported = 0
         self._telemetry = telemetry
-        self._capacity = capacity
+        self._capacity = settings.buffer_events
         self._events: deque[Event] = deque()
         self._buffer_full = [0]
-        self.record: Record = make_record(self._events, capacity, self.now, self._buffer_full)
-        self._assembler = Assembler(telemetry.resource, telemetry.ids, _version())
+        self.record: Record = make_record(self._events, self._capacity, self.now, self._buffer_full)
+        self._assembler = self._make_assembler()
         self._work = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -130,6 +129,12 @@ class Recorder:
             self._assembler.close(self.now())
             self._export()
             self._report()
+
+    def _make_assembler(self) -> Assembler:
+        telemetry = self._telemetry
+        return Assembler(
+            telemetry.resource, telemetry.ids, _version(), telemetry.settings, telemetry.sampler
+        )
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="pdtrace-recorder", daemon=True)
@@ -221,7 +226,7 @@ class Recorder:
         """After a fork only the forking thread lives on, and the parent keeps what it recorded."""
         self._events.clear()
         self._telemetry = self._telemetry.reopened()
-        self._assembler = Assembler(self._telemetry.resource, self._telemetry.ids, _version())
+        self._assembler = self._make_assembler()
         self._work = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pdtrace-recorder", daemon=True)

@@ -12,6 +12,7 @@ from pdtrace.tracing.clock import Clock
 from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.provider import Telemetry
 from pdtrace.tracing.recorder import Recorder
+from pdtrace.tracing.settings import Settings
 
 EPOCH_NS = 1_800_000_000_000_000_000
 """Unix nanoseconds at which a `SettableClock` begins."""
@@ -60,8 +61,9 @@ def make_recorder(
 ) -> tuple[Recorder, CapturingExporter]:
     """A recorder without its thread: call `flush` to get spans; hooks' errors are raised."""
     exporter = CapturingExporter()
-    telemetry = Telemetry(Resource({}), exporter, CountedIds())
-    recorder = Recorder(telemetry, clock or Clock(), Guard(strict=True), capacity, start=False)
+    settings = Settings(buffer_events=capacity)
+    telemetry = Telemetry(Resource({}), exporter, CountedIds(), settings)
+    recorder = Recorder(telemetry, clock or Clock(), Guard(strict=True), start=False)
     return recorder, exporter
 
 
