@@ -1,11 +1,15 @@
 """Fixtures that several test modules share."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pdtrace.connector.cluster_settings import ClusterSettings, server_env
 from pdtrace.connector.processes import EngineServer
+
+if TYPE_CHECKING:
+    from pair_steps import Make, Pair
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +26,47 @@ def runs(tmp_path_factory: pytest.TempPathFactory, engine_server: EngineServer) 
     from recorded_runs import Runs
 
     return Runs(tmp_path_factory.mktemp("runs"), engine_server)
+
+
+@pytest.fixture(scope="session")
+def agents() -> tuple[Any, Any]:
+    """Two real NIXL agents for the whole session: UCX takes a second to start."""
+    from nixl_pair import make_agent
+
+    return make_agent("prefill-agent"), make_agent("decode-agent")
+
+
+@pytest.fixture
+def make(agents: tuple[Any, Any]) -> "Iterator[Make]":
+    """Make pairs of traced workers that are taken down afterwards."""
+    from pair_steps import Pair
+
+    made: list[Pair] = []
+
+    def make(worker: Any, hooks: Any, lengths: tuple[int, ...] = (4096,)) -> Pair:
+        made.append(Pair(agents, worker, hooks, lengths))
+        return made[-1]
+
+    yield make
+    for pair in made:
+        pair.close()
+
+
+@pytest.fixture
+def push(make: "Make") -> "Pair":
+    """A pair of traced workers in push mode."""
+    from nixl_pair import PushWorker
+
+    from pdtrace.connector.push import PushWorkerHooks
+
+    return make(PushWorker, PushWorkerHooks)
+
+
+@pytest.fixture
+def pull(make: "Make") -> "Pair":
+    """A pair of traced workers in pull mode."""
+    from nixl_pair import PullWorker
+
+    from pdtrace.connector.pull import PullWorkerHooks
+
+    return make(PullWorker, PullWorkerHooks)

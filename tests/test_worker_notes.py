@@ -1,0 +1,115 @@
+"""What a worker tells its scheduler; what of the hooks' own failures reaches the engine."""
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+pytest.importorskip("nixl", reason="NIXL is not installed")
+
+from nixl_pair import PullWorker, eventually
+from pair_steps import P_ID, Make, Pair, fake_failure, moved, read, received
+
+from pdtrace.connector.attach import Attachment
+from pdtrace.connector.pull import PullWorkerHooks
+from pdtrace.tracing.guard import Guard
+from pdtrace.tracing.testing import make_recorder
+
+pytestmark = pytest.mark.nixl
+
+
+def test_no_notes_are_lost_between_threads(push: Pair) -> None:
+    """The writer drains notifications while the engine's thread takes the notes."""
+    stop, taken = threading.Event(), []
+
+    def take() -> None:
+        while not stop.is_set():
+            taken.extend(push.d.hooks.take_notes()[0])
+            time.sleep(0)
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    for i in range(2000):
+        push.d.hooks._drained({"prefill-agent": [f"{i}:1".encode()]})
+    stop.set()
+    taker.join(60)
+    taken.extend(push.d.hooks.take_notes()[0])
+    assert [request_id for request_id, _, _ in taken] == [str(i) for i in range(2000)]
+
+
+def test_what_never_comes_is_bounded(push: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registrations nobody prefilled, blocks nobody registered for, notes nobody takes."""
+    monkeypatch.setattr("pdtrace.connector.worker._MAX_TRACKED", 3)
+    hooks = push.p.hooks
+    for i in range(9):
+        push.p.worker._pop_matching_finished_blocks(f"d-{i}")
+        hooks._handed[f"p-{i}"] = i
+        hooks.keep_evidence(f"e-{i}")
+    push.p.step(push_finished_blocks={"p-9": ([1],)})
+    assert list(hooks._received) == ["d-6", "d-7", "d-8"]
+    assert list(hooks._handed) == ["p-7", "p-8", "p-9"]
+    assert list(hooks._evidence) == ["e-6", "e-7", "e-8"]
+    assert hooks._seen.maxlen is not None
+
+
+def test_notes_that_cannot_be_made_do_not_reach_the_engine() -> None:
+    """The worker goes on with vLLM's own metadata, and the error is counted."""
+    recorder, _ = make_recorder()
+    recorder.guard = Guard()
+    hooks: Any = SimpleNamespace(take_notes=fake_failure)
+    assert Attachment(recorder, hooks).notes() is None
+    assert recorder.guard.errors == {"notes": 1}
+    assert Attachment(None, None).notes() is None
+
+
+PULL_HOOKS = (
+    "_ensure_handshake",
+    "get_transfer_results",
+    "make_prepped_xfer",
+    "get_xfer_telemetry",
+    "get_new_notifs",
+    "_read_blocks_for_req",
+    "_get_new_notifs",
+)
+
+
+@pytest.fixture
+def fake_failing_hooks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
+    """Injects a failure into both hooks of one method; gives the list of errors told."""
+    observe = Guard.observe
+
+    def arm(broken: str) -> list[str]:
+        told: list[str] = []
+
+        def observe_with_failure(self: Guard, target: Any, method: str, **hooks: Any) -> bool:
+            if method == broken:
+                hooks = {"before": fake_failure, "after": fake_failure}
+            return observe(self, target, method, **hooks)
+
+        monkeypatch.setattr(Guard, "observe", observe_with_failure)
+        monkeypatch.setattr(Guard, "failed", lambda self, hook: told.append(hook))
+        return told
+
+    return arm
+
+
+@pytest.mark.parametrize("broken", PULL_HOOKS)
+def test_a_pull_arrives_whichever_hook_fails(
+    make: Make, fake_failing_hooks: Callable[[str], list[str]], broken: str
+) -> None:
+    """D has its blocks and P frees its own."""
+    told = fake_failing_hooks(broken)
+    pair = make(PullWorker, PullWorkerHooks)
+    pair.p.worker._reqs_to_process.add(P_ID)
+    pair.p.worker._reqs_to_send[P_ID] = 1e12
+    read(pair, [3], [1])
+    eventually(lambda: not pair.d.worker._ready_requests.empty())
+    pair.d.step()
+    received(pair)
+    eventually(lambda: P_ID in pair.p.worker.get_transfer_results().finished_sending)
+    assert moved(pair, [1], [3]) == 4096
+    assert set(told) == {broken}
