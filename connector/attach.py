@@ -46,14 +46,12 @@ def attach(
     worker = connector.connector_worker
     name = type(connector).__name__
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
-    telemetry = open_provider(
-        role_of(vllm_config),
-        resource_attributes(vllm_config, name, worker),
-        settings=read_settings(extra=extra.get("pdtrace")),
-    )
+    settings = read_settings(extra=extra.get("pdtrace"))
+    attributes = resource_attributes(vllm_config, name, worker)
+    telemetry = open_provider(role_of(vllm_config), attributes, settings=settings)
     if telemetry.exporter is None:
         return Attachment(None, None)
-    guard = Guard()
+    guard = Guard(error_limit=settings.hook_error_limit)
     recorder = Recorder(telemetry, guard=guard)
     hooks = None
     if worker is None:

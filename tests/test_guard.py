@@ -48,6 +48,35 @@ def test_a_failing_hook_leaves_the_result_alone_and_is_counted(
     assert "planted" in caplog.text
 
 
+def test_a_hook_that_fails_too_often_switches_itself_off(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At the third error: then only the engine's method runs; two lines say what is lost."""
+    engine, guard, called = Engine(), Guard(error_limit=3), []
+
+    def fails(*_: object, **__: object) -> None:
+        called.append("before")
+        raise RuntimeError("planted")
+
+    guard.observe(
+        engine,
+        "step",
+        before=fails,
+        after=lambda *_, **__: called.append("after"),
+        lost="the spans pd.kv_wait",
+    )
+    with caplog.at_level(logging.ERROR, "pdtrace"):
+        assert [engine.step(i, double=True) for i in range(6)] == [0, 2, 4, 6, 8, 10]
+    assert called == ["before", "after", "before", "after", "before"]
+    assert guard.errors == {"step": 3}
+    assert caplog.messages == [
+        "pdtrace: hook step failed; the request is served as without tracing, but the spans "
+        "pd.kv_wait are missing or wrong. Further errors of it are only counted",
+        "pdtrace: hook step failed 3 times and is off until the process starts again: the spans "
+        "pd.kv_wait are no longer recorded",
+    ]
+
+
 def test_the_engines_own_error_passes_unmodified() -> None:
     """Behind a call that raised nothing is observed."""
     engine, guard, seen = Engine(), Guard(), []

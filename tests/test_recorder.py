@@ -165,8 +165,8 @@ def test_losses_and_hook_errors_are_reported_in_one_line(
     recorder.flush()
     recorder._report()
     assert caplog.messages == [
-        "pdtrace: 3 events recorded, 1 spans exported; "
-        "lost: buffer_full 3; hook errors: on_new_request 2"
+        "pdtrace: pd_events_recorded_total: 3; 1 spans exported; "
+        "pd_events_dropped_total: buffer_full 3; pd_hook_errors_total: on_new_request 2"
     ]
 
 

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from opentelemetry.sdk.trace.export import SpanExportResult
 
+from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.assembly import Assembler
 from pdtrace.tracing.clock import Clock
 from pdtrace.tracing.events import Event, EventKind
@@ -211,12 +212,13 @@ class Recorder:
         """One line about losses and failing hooks; none while there are none."""
         lost = self.losses()
         lost.pop("no_endpoint", None)
-        parts = [f"lost: {_listed(lost)}"] if lost else []
+        parts = [f"{sc.METRIC_EVENTS_DROPPED}: {_listed(lost)}"] if lost else []
         if self.guard.errors:
-            parts.append(f"hook errors: {_listed(self.guard.errors)}")
+            parts.append(f"{sc.METRIC_HOOK_ERRORS}: {_listed(self.guard.errors)}")
         if parts:
             _log.warning(
-                "pdtrace: %d events recorded, %d spans exported; %s",
+                "pdtrace: %s: %d; %d spans exported; %s",
+                sc.METRIC_EVENTS_RECORDED,
                 self.recorded,
                 self.exported,
                 "; ".join(parts),
