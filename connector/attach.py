@@ -44,15 +44,10 @@ def attach(
     one. Without an endpoint nothing is wrapped and nothing costs anything.
     """
     worker = connector.connector_worker
-    name = type(connector).__name__
-    extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
-    settings = read_settings(extra=extra.get("pdtrace"))
-    attributes = resource_attributes(vllm_config, name, worker)
-    telemetry = open_provider(role_of(vllm_config), attributes, settings=settings)
-    if telemetry.exporter is None:
+    recorder = _open_recorder(connector, vllm_config, worker)
+    if recorder is None:
         return Attachment(None, None)
-    guard = Guard(error_limit=settings.hook_error_limit)
-    recorder = Recorder(telemetry, guard=guard)
+    guard = recorder.guard
     hooks = None
     if worker is None:
         SchedulerHooks(recorder, mode, model_name(vllm_config)).install(connector, guard)
@@ -64,5 +59,28 @@ def attach(
             "start_load_kv",
             before=lambda *_, **__: hooks.step(connector._connector_metadata),
         )
-    guard.observe(connector, "shutdown", after=lambda *_: recorder.shutdown())
     return Attachment(recorder, hooks)
+
+
+def attach_scheduler(connector: Any, vllm_config: Any, mode: str) -> Attachment:
+    """Trace the scheduler side of a connector of which nothing else is known; as `attach`."""
+    recorder = _open_recorder(connector, vllm_config, None)
+    if recorder is not None:
+        model = model_name(vllm_config)
+        hooks = SchedulerHooks(recorder, mode, model, worker_tells=False)
+        hooks.install(connector, recorder.guard)
+    return Attachment(recorder, None)
+
+
+def _open_recorder(connector: Any, vllm_config: Any, worker: Any | None) -> Recorder | None:
+    """The recorder of this process, ending with the connector; None without an endpoint."""
+    extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
+    settings = read_settings(extra=extra.get("pdtrace"))
+    attributes = resource_attributes(vllm_config, type(connector).__name__, worker)
+    telemetry = open_provider(role_of(vllm_config), attributes, settings=settings)
+    if telemetry.exporter is None:
+        return None
+    guard = Guard(error_limit=settings.hook_error_limit)
+    recorder = Recorder(telemetry, guard=guard)
+    guard.observe(connector, "shutdown", after=lambda *_: recorder.shutdown())
+    return recorder

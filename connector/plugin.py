@@ -14,11 +14,12 @@ from typing import Any, Final
 from pdtrace.tracing.settings import read_settings, wanted
 
 _log = logging.getLogger("pdtrace")
-_CONNECTORS: Final = {
+CONNECTORS: Final = {
     "NixlConnector": "pdtrace.connector.pull",
     "NixlPullConnector": "pdtrace.connector.pull",
     "NixlPushConnector": "pdtrace.connector.push",
 }
+"""vLLM's names of its NIXL connectors, and where ours of the same name are."""
 
 
 def _loader(module: str, name: str) -> Callable[[], Any]:
@@ -40,7 +41,7 @@ def register() -> None:
         factory = importlib.import_module(
             "vllm.distributed.kv_transfer.kv_connector.factory"
         ).KVConnectorFactory
-        for name, module in _CONNECTORS.items():
+        for name, module in CONNECTORS.items():
             if name in factory._registry:
                 factory._registry[name] = _loader(module, name)
     except Exception:

@@ -27,8 +27,8 @@ class _Leg:
 
     __slots__ = (
         "request", "role", "context", "attempted", "admitted", "scheduled", "token_seen",
-        "external_tokens", "first_tokens", "refused", "load_failed", "steps", "gap_ns", "out_since",
-        "cached_tokens",
+        "asynchronous", "external_tokens", "first_tokens", "refused", "load_failed", "steps",
+        "gap_ns", "out_since", "cached_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Any, role: str, context: ev.RequestContext) -> None:
@@ -37,6 +37,7 @@ class _Leg:
         self.context = context
         self.attempted = self.admitted = self.scheduled = self.token_seen = False
         self.refused = self.load_failed = False
+        self.asynchronous = role is _DECODE
         self.external_tokens = self.cached_tokens = 0
         self.first_tokens: int | None = None
         self.steps = self.gap_ns = self.out_since = 0
@@ -51,14 +52,18 @@ def _role_of(params: dict[str, Any]) -> str:
 class SchedulerHooks:
     """Observes one scheduler-side connector; every method is a hook behind the guard.
 
-    `mode` is `push` or `pull`; requests without a handoff are reported as `none`.
+    `mode` is `push`, `pull` or `none`; requests without a handoff are reported as `none`.
+    `worker_tells`: hooks on the worker side report what happens there, and how leases end.
     """
 
-    def __init__(self, recorder: Recorder, mode: str, model: str) -> None:
+    def __init__(
+        self, recorder: Recorder, mode: str, model: str, worker_tells: bool = True
+    ) -> None:
         self._recorder = recorder
         self._record = recorder.record
         self._mode = mode
         self._model = model
+        self._worker_tells = worker_tells
         self._legs: dict[str, _Leg] = {}
         self._computing: dict[str, _Leg] = {}
         """Scheduled, computing a prompt."""
@@ -73,7 +78,7 @@ class SchedulerHooks:
         """Wrap the scheduler-side methods of one connector."""
         observe = guard.observe
         observe(connector, "on_new_request", before=self.arrived)
-        observe(connector, "get_num_new_matched_tokens", before=self.attempted)
+        observe(connector, "get_num_new_matched_tokens", before=self.attempted, after=self.answered)
         observe(connector, "update_state_after_alloc", after=self.allocated)
         observe(connector, "build_connector_meta", after=self.step_built)
         observe(connector, "update_connector_output", before=self.output)
@@ -113,37 +118,45 @@ class SchedulerHooks:
             if leg.role is _DECODE:
                 self._record(ev.DECODE_ATTEMPTED, request.request_id)
 
+    def answered(self, result: tuple[int | None, bool], request: Any, *_: Any) -> None:
+        """The connector said how much it can load, and whether the request waits meanwhile."""
+        leg = self._legs.get(request.request_id)
+        if leg is not None:
+            leg.asynchronous = bool(result[1])
+
     def allocated(self, _: Any, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Blocks were allocated: an admission, or (decode, second time) a promotion to run."""
+        """Blocks were allocated: to run at once, to be loaded into, or (second time) loaded."""
         leg = self._legs.get(request.request_id)
         if leg is None or leg.scheduled:
             return
-        if leg.role is not _DECODE:
-            self._schedule_prompt(leg, ev.PREFILL_SCHEDULED)
-        elif leg.admitted:
+        if leg.admitted:
             self._promote(leg)
-        elif num_external_tokens > 0:
-            self._admit(leg, num_external_tokens)
-        else:
+            return
+        leg.external_tokens = num_external_tokens
+        if num_external_tokens > 0 and leg.asynchronous:
+            self._admit(leg)
+        elif leg.role is _DECODE:
             self._start(leg, ev.LOCAL_HIT)
+        else:
+            self._schedule_prompt(leg, ev.PREFILL_SCHEDULED)
 
     def _schedule_prompt(self, leg: _Leg, kind: ev.EventKind) -> None:
         leg.scheduled = True
         self._computing[leg.request.request_id] = leg
         self._record(kind, leg.request.request_id)
 
-    def _admit(self, leg: _Leg, external_tokens: int) -> None:
-        """KV blocks are there; from here the request waits for another engine's KV."""
+    def _admit(self, leg: _Leg) -> None:
+        """KV blocks are there; from here the request waits for KV from elsewhere."""
         request_id, now_ns = leg.request.request_id, self._recorder.now()
         leg.admitted = True
-        leg.external_tokens = external_tokens
-        self._recorder.record_at(ev.DECODE_ALLOCATED, now_ns, request_id)
+        kind = ev.DECODE_ALLOCATED if leg.role is _DECODE else ev.PROMPT_ALLOCATED
+        self._recorder.record_at(kind, now_ns, request_id)
         self._send_to_worker(leg, now_ns)
 
     def _promote(self, leg: _Leg) -> None:
         self._complete.pop(leg.request.request_id, None)
-        if leg.load_failed:
-            self._schedule_prompt(leg, ev.RECOMPUTE_SCHEDULED)
+        if leg.load_failed or leg.role is not _DECODE:
+            self._schedule_prompt(leg, ev.PROMPT_SCHEDULED)
         else:
             self._start(leg, ev.DECODE_SCHEDULED)
 
@@ -153,6 +166,8 @@ class SchedulerHooks:
         self._record(kind, leg.request.request_id, {sc.PREEMPTIONS: _preemptions(leg)})
 
     def _send_to_worker(self, leg: _Leg, mono_ns: int) -> None:
+        if not self._worker_tells:
+            return
         context = leg.context
         self._to_worker[leg.request.request_id] = RequestCarrier(
             context.traceparent,
@@ -201,8 +216,9 @@ class SchedulerHooks:
         failed = getattr(connector_output, "failed_recving", None) or ()
         for request_id in connector_output.finished_recving or ():
             self._loaded(request_id, request_id in failed)
+        unproven = sc.LEASE_EXPIRED if self._worker_tells else None
         for request_id in connector_output.finished_sending or ():
-            self._freed(request_id, outcomes.get(request_id, sc.LEASE_EXPIRED))
+            self._freed(request_id, outcomes.get(request_id, unproven))
         for waiting in (self._starting, self._computing):
             for leg in [leg for leg in waiting.values() if leg.request.num_output_tokens > 0]:
                 self._first_token(leg)
@@ -227,11 +243,11 @@ class SchedulerHooks:
         self._complete[request_id] = leg
         self._record(ev.KV_COMPLETE, request_id, data)
 
-    def _freed(self, request_id: str, outcome: str) -> None:
-        """Blocks held for the decode engine are freed."""
+    def _freed(self, request_id: str, outcome: str | None) -> None:
+        """Blocks held for the decode engine are freed; None: nobody can tell why."""
         if self._legs.pop(request_id, None) is None:
             return
-        data = {sc.LEASE_OUTCOME: outcome}
+        data = {sc.LEASE_OUTCOME: outcome} if outcome else {}
         if outcome == sc.LEASE_EXPIRED:
             data[sc.ERROR_TYPE] = sc.ERROR_LEASE_EXPIRED
         self._record(ev.LEASE_ENDED, request_id, data)
@@ -252,7 +268,8 @@ class SchedulerHooks:
             data = {**_prefill_data(leg), sc.ERROR_TYPE: sc.ERROR_LOAD_FAILED_RECOMPUTE}
             self._record(ev.RECOMPUTE_FIRST_TOKEN, request_id, data)
         else:
-            self._record(ev.FIRST_TOKEN, request_id, {sc.RECOMPUTED_TOKENS: leg.first_tokens or 0})
+            data = {sc.RECOMPUTED_TOKENS: leg.first_tokens or 0, **_loaded_at_once(leg)}
+            self._record(ev.FIRST_TOKEN, request_id, data)
 
     def finishing(self, request: Any, *_: Any) -> None:
         """Before the connector decides about the blocks: this is the instant of the finish."""
@@ -276,13 +293,14 @@ class SchedulerHooks:
 
     def _finish_prefill(self, leg: _Leg, held: bool, block_ids: Any) -> None:
         request_id, at_ns = leg.request.request_id, self._finish_began
+        leg.scheduled = True  # a load that ends after this is of no interest
         if leg.request.status.name not in _FINISHED:
             del self._legs[request_id]
             self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_ABORTED})
             return
         record_at = self._recorder.record_at
         record_at(ev.PREFILL_FINISHED, at_ns, request_id, _prefill_data(leg))
-        if self._mode == sc.MODE_PUSH and held:
+        if self._mode == sc.MODE_PUSH and held and self._worker_tells:
             self._send_to_worker(leg, at_ns)  # which reports when its writer has the blocks
         else:
             record_at(ev.PREFILL_END_BEGUN, at_ns, request_id)
@@ -316,7 +334,15 @@ def _prefill_data(leg: _Leg) -> dict[str, Any]:
         sc.PREFILL_STEPS: leg.steps,
         sc.PREFILL_CACHED_TOKENS: leg.cached_tokens,
         sc.PREEMPTIONS: _preemptions(leg),
+        **_loaded_at_once(leg),
     }
     if leg.gap_ns:
         data[sc.PREFILL_GAP_NS] = leg.gap_ns
     return data
+
+
+def _loaded_at_once(leg: _Leg) -> dict[str, Any]:
+    """Tokens that the connector loads inside the forward pass: there is no wait to carry them."""
+    if leg.admitted or not leg.external_tokens:
+        return {}
+    return {sc.EXTERNAL_TOKENS: leg.external_tokens}

@@ -29,6 +29,7 @@ ONLY_IN: dict[str, dict[str, tuple[str, ...]]] = {
     "connector": {
         "push": _HOST,
         "pull": _HOST,
+        "any": _HOST,
         "notes": _HOST,
         "engine_server": ("vllm", "nixl"),
         "cpu_rig": ("vllm", "nixl"),

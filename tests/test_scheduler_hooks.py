@@ -353,6 +353,74 @@ def test_one_engine_for_both() -> None:
     ]
 
 
+@pytest.mark.parametrize("params", [PREFILL, None], ids=["prefill", "single"])
+def test_a_prompt_loaded_while_the_request_waits(params: dict[str, Any] | None) -> None:
+    """From a store or from D: the wait is a KV wait, not part of the prefill that follows."""
+    engine, leg = Engine("pull"), request(params)
+    engine.arrive(10, leg)
+    engine.attempt(15, leg)
+    engine.allocate(20, leg, 4)
+    engine.step(21)
+    engine.output(40, finished_recving={ID})
+    engine.allocate(50, leg, 0)
+    engine.step(51, r=1)
+    leg.append_output_token_ids(1)
+    engine.output(60)
+    engine.finish(60, leg)
+    mode = "pull" if params else "none"
+    assert engine.spans()[:4] == [
+        span(sc.SPAN_PREFILL_QUEUE, 10, 20, mode, {}),
+        span(sc.SPAN_KV_WAIT, 20, 40, mode, {sc.EXTERNAL_TOKENS: 4}),
+        span(sc.SPAN_DECODE_START, 40, 50, mode, {}),
+        span(sc.SPAN_PREFILL, 50, 60, mode, COMPUTED),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("params", "name", "own"),
+    [
+        (None, sc.SPAN_PREFILL, COMPUTED),
+        (DECODE, sc.SPAN_FIRST_DECODE, {**PEER, sc.RECOMPUTED_TOKENS: 1}),
+    ],
+    ids=["single", "decode"],
+)
+def test_tokens_loaded_inside_the_forward_pass(
+    params: dict[str, Any] | None, name: str, own: dict[str, Any]
+) -> None:
+    """A synchronous loader makes nobody wait: the pass that loads carries their number."""
+    engine, leg = Engine("pull"), request(params)
+    engine.arrive(10, leg)
+    engine.hooks.answered((4, False), leg, 0)
+    engine.allocate(20, leg, 4)
+    engine.step(21, r=1)
+    leg.append_output_token_ids(1)
+    engine.output(30)
+    engine.finish(40, leg)
+    mode = "pull" if params else "none"
+    expected = span(name, 20, 30, mode, {**own, sc.EXTERNAL_TOKENS: 4})
+    assert [found for found in engine.spans() if found["name"] == name] == [expected]
+
+
+def test_without_worker_hooks_nobody_knows_how_a_lease_ended() -> None:
+    """Another connector's prefill leg: no worker is waited for, and "freed" is all that is said."""
+    engine, leg = Engine("push"), request(PREFILL)
+    engine.hooks = SchedulerHooks(engine.recorder, "push", "demo", worker_tells=False)
+    engine.connector = Connector()
+    engine.hooks.install(engine.connector, engine.recorder.guard)
+    engine.arrive(10, leg)
+    engine.allocate(20, leg, 0)
+    engine.step(21, r=5)
+    engine.finish(30, leg, held=True)
+    assert attached(engine.step(31)) == {}
+    engine.output(40, finished_sending={ID})
+    assert engine.spans() == [
+        span(sc.SPAN_PREFILL_QUEUE, 10, 20, "push", {}),
+        span(sc.SPAN_PREFILL, 20, 30, "push", COMPUTED),
+        span(sc.SPAN_PREFILL_END, 30, 30, "push", {sc.BLOCK_COUNT: 3}),
+        span(sc.SPAN_LEASE, 30, 40, "push", {}),
+    ]
+
+
 @pytest.mark.parametrize("status", [LENGTH, RequestStatus.FINISHED_REPETITION])
 def test_a_first_token_that_is_also_the_last(status: RequestStatus) -> None:
     """With `max_tokens=1` the finish comes before the output: the token is seen there."""

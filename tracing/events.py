@@ -58,6 +58,10 @@ PREFILL_ARRIVED: Final = EventKind("prefill_arrived", begins=(sc.SPAN_PREFILL_QU
 PREFILL_SCHEDULED: Final = EventKind(
     "prefill_scheduled", ends=(sc.SPAN_PREFILL_QUEUE,), begins=(sc.SPAN_PREFILL,)
 )
+PROMPT_ALLOCATED: Final = EventKind(
+    "prompt_allocated", ends=(sc.SPAN_PREFILL_QUEUE,), begins=(sc.SPAN_KV_WAIT,)
+)
+"""The prompt's beginning is loaded from elsewhere first, while the request waits."""
 PREFILL_FINISHED: Final = EventKind("prefill_finished", ends=(sc.SPAN_PREFILL,))
 PREFILL_END_BEGUN: Final = EventKind("prefill_end_begun", begins=(sc.SPAN_PREFILL_END,))
 PARAMETERS_RETURNED: Final = EventKind("parameters_returned", ends=(sc.SPAN_PREFILL_END,))
@@ -102,10 +106,10 @@ LOCAL_HIT: Final = EventKind(
     "local_hit", ends=(sc.SPAN_DECODE_ADMISSION,), begins=(sc.SPAN_FIRST_DECODE,)
 )
 """D holds the whole prompt: allocated and scheduled in one pass, with nothing to wait for."""
-RECOMPUTE_SCHEDULED: Final = EventKind(
-    "recompute_scheduled", ends=(sc.SPAN_DECODE_START,), begins=(sc.SPAN_PREFILL,)
+PROMPT_SCHEDULED: Final = EventKind(
+    "prompt_scheduled", ends=(sc.SPAN_DECODE_START,), begins=(sc.SPAN_PREFILL,)
 )
-"""The load failed and D computes the prompt itself."""
+"""The load is over and a prompt is computed: the rest of it, or on D all of it if it failed."""
 RECOMPUTE_FIRST_TOKEN: Final = EventKind(
     "recompute_first_token", ends=(sc.SPAN_PREFILL,), begins=(sc.SPAN_DECODE,)
 )
