@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from recorder_bench import ENGINE_ID, PARENT, Bench
+
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.clock import Clock
@@ -9,37 +11,10 @@ from pdtrace.tracing.ids import derived_trace_id
 from pdtrace.tracing.testing import (
     EPOCH_NS,
     CapturingExporter,
-    SettableClock,
     make_recorder,
-    span_dict,
 )
 
-ENGINE_ID = "cmpl-abc-0-0123abcd"
-PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 COMMON = {sc.REQUEST_ID: "abc", sc.ENGINE_REQUEST_ID: ENGINE_ID, sc.MODE: "push"}
-
-
-class Bench:
-    """A recorder without its thread, fed at chosen instants."""
-
-    def __init__(self) -> None:
-        self.clock = SettableClock()
-        self.recorder, self.exporter = make_recorder(self.clock)
-
-    def open(self, traceparent: str = "", request_id: str = ENGINE_ID) -> None:
-        """Make a request known."""
-        context = ev.RequestContext(traceparent, "abc", {sc.MODE: "push"})
-        self.recorder.record(ev.OPENED, request_id, context)
-
-    def at(self, mono: int, kind: ev.EventKind, data: Any = None) -> None:
-        """Record an event at an instant."""
-        self.clock.mono = mono
-        self.recorder.record(kind, ENGINE_ID, data)
-
-    def spans(self) -> list[dict[str, Any]]:
-        """All spans so far."""
-        self.recorder.flush()
-        return [span_dict(span) for span in self.exporter.spans]
 
 
 def test_a_decode_leg_becomes_four_adjacent_spans() -> None:
@@ -158,32 +133,6 @@ def test_events_of_an_unknown_request_are_counted() -> None:
     bench.at(1, ev.KV_COMPLETE)
     assert bench.spans() == []
     assert bench.recorder.losses() == {"unknown_request": 1}
-
-
-def test_an_open_span_that_outlives_its_limit_is_abandoned() -> None:
-    """A registration that nobody ever answered ends within the limit."""
-    bench = Bench()
-    bench.open()
-    bench.at(1, ev.DECODE_ARRIVED)
-    bench.recorder.flush()
-    assembler = bench.recorder._assembler
-    assembler.expire(10**12)
-    (span,) = bench.spans()
-    assert span["attributes"][sc.ERROR_TYPE] == sc.ERROR_ABANDONED
-    assert len(assembler) == 0
-    assert bench.recorder.losses() == {"abandoned": 1}
-
-
-def test_the_table_of_open_requests_is_bounded() -> None:
-    """The oldest goes, with its open span ended and the loss counted."""
-    bench = Bench()
-    bench.recorder._assembler._capacity = 2
-    for name in ("a", "b", "c"):
-        bench.open(request_id=name)
-        bench.recorder.record(ev.DECODE_ARRIVED, name)
-    (span,) = bench.spans()
-    assert span["attributes"][sc.ENGINE_REQUEST_ID] == "a"
-    assert bench.recorder.losses() == {"table_full": 1, "abandoned": 1}
 
 
 def test_a_step_of_the_wall_clock_does_not_bend_an_open_request() -> None:

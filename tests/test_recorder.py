@@ -39,7 +39,7 @@ def eventually(condition: Callable[[], object]) -> None:
 
 def test_a_full_buffer_drops_the_newest_and_counts() -> None:
     """Capacity 5, ten events: five are lost and counted, and the rest become spans."""
-    recorder, exporter = make_recorder(capacity=5)
+    recorder, exporter = make_recorder(settings=Settings(buffer_events=5))
     one_request(recorder, "a")
     for _ in range(7):
         recorder.record_at(ev.LEASE_BEGUN, 1, "a")
@@ -51,7 +51,7 @@ def test_a_full_buffer_drops_the_newest_and_counts() -> None:
 
 def test_threads_lose_nothing_below_capacity() -> None:
     """Four threads record at once; every span arrives."""
-    recorder, exporter = make_recorder(capacity=100_000)
+    recorder, exporter = make_recorder(settings=Settings(buffer_events=100_000))
 
     def many(name: int) -> None:
         for i in range(500):

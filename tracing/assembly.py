@@ -1,10 +1,11 @@
-"""Events to finished spans: one open entry per request, bounded in number and in age.
+"""Events to finished spans: one open entry per request; entries and open spans are bounded.
 
 Single-threaded and without a clock of its own; the recorder calls it from its thread.
 """
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
@@ -24,7 +25,7 @@ from pdtrace.tracing.events import (
     RequestContext,
 )
 from pdtrace.tracing.propagation import TraceContext, context_of, parse_traceparent
-from pdtrace.tracing.sampling import Sampler
+from pdtrace.tracing.sampling import Keeper, Sampler
 from pdtrace.tracing.settings import Settings
 from pdtrace.tracing.span import Point, RecordedSpan, Shared
 
@@ -34,7 +35,7 @@ _Data = Mapping[str, Any]
 class _Entry:
     """A request this process has something open of."""
 
-    __slots__ = ("shared", "anchor", "open", "points", "last_ns")
+    __slots__ = ("shared", "anchor", "open", "points", "opened_ns", "last_ns", "held", "failed")
 
     def __init__(self, shared: Shared, anchor: Anchor, mono_ns: int) -> None:
         self.shared = shared
@@ -43,15 +44,22 @@ class _Entry:
         """Span name to its start, Unix ns."""
         self.points: dict[str, list[Point]] = {}
         """Span name to the events on it so far."""
-        self.last_ns = mono_ns
+        self.opened_ns = self.last_ns = mono_ns
+        self.held: list[RecordedSpan] = []
+        """Spans of a request that is not sampled, until it is known whether it is kept."""
+        self.failed = False
 
 
 class Assembler:
     """Applies events in order; finished spans collect in `finished`.
 
-    An entry is made by `OPENED` alone. It goes when a closing event comes, when nothing was heard
-    of it for `limit_ns`, or when `capacity` is reached (the oldest goes); what is open then ends
-    with an `error.type`.
+    An entry is made by `OPENED` alone. It goes when a closing event comes, when it has nothing open
+    and nothing was heard of it for as long as a span may be open, or when `capacity` is reached
+    (the oldest goes). What is open then ends with an `error.type`, and so does at each `expire` a
+    span that is open for longer than its limit.
+
+    Of a request that is not sampled, spans are held until its entry goes, and exported only if
+    `Keeper` says so: by what this process knows of the request.
     """
 
     def __init__(
@@ -66,13 +74,20 @@ class Assembler:
         settings = settings or Settings()
         self.finished: list[RecordedSpan] = []
         self.counts: Counter[str] = Counter()
-        """`unknown_request`, `table_full`, `abandoned`: events or requests, by what befell them."""
+        """What befell events (`unknown_request`), requests (`table_full`), spans (`abandoned`,
+        `hold_full`)."""
+        self.sampled_out = 0
+        """Requests without a span because they were not sampled."""
         self._resource = resource
         self._next_id = ids.generate_span_id
         self._scope = InstrumentationScope(sc.SCOPE_NAME, scope_version)
         self._capacity = capacity
         self._limit_ns = int(settings.span_limit_s * 1e9)
+        self._limits = {sc.SPAN_DECODE: int(settings.decode_limit_s * 1e9)}
         self._decides = (sampler or Sampler()).decides
+        self._keeper = Keeper.of(settings)
+        self._held = 0
+        self._hold_capacity = settings.queue_spans
         self._entries: dict[str, _Entry] = {}
 
     def __len__(self) -> int:
@@ -109,9 +124,21 @@ class Assembler:
 
     def expire(self, mono_ns: int) -> None:
         """End what has outlived its limit."""
-        oldest = mono_ns - self._limit_ns
-        for request_id in [i for i, e in self._entries.items() if e.last_ns < oldest]:
-            self._abandon(request_id, mono_ns)
+        oldest = mono_ns - min(self._limit_ns, *self._limits.values())
+        # Entries lie in the order in which they were opened: nearly all are younger.
+        old = takewhile(lambda item: item[1].opened_ns < oldest, self._entries.items())
+        for request_id, entry in list(old):
+            self._expire_spans(entry, mono_ns)
+            if not entry.open and mono_ns - entry.last_ns > self._limit_ns:
+                self._abandon(request_id, mono_ns)
+
+    def _expire_spans(self, entry: _Entry, mono_ns: int) -> None:
+        now_ns, limit_of = entry.anchor.to_wall_ns(mono_ns), self._limits.get
+        for name, start_ns in list(entry.open.items()):
+            if now_ns - start_ns > limit_of(name, self._limit_ns):
+                del entry.open[name]
+                self.counts["abandoned"] += 1
+                self._finish(entry, name, start_ns, now_ns, {sc.ERROR_TYPE: sc.ERROR_ABANDONED})
 
     def close(self, mono_ns: int) -> None:
         """The process ends: so does everything that is open."""
@@ -120,7 +147,7 @@ class Assembler:
 
     def _abandon(self, request_id: str, mono_ns: int) -> None:
         entry = self._entries.pop(request_id)
-        self.counts["abandoned"] += bool(entry.open)
+        self.counts["abandoned"] += len(entry.open)
         self._end_all(entry, mono_ns, None)
 
     def _open_entry(
@@ -142,18 +169,33 @@ class Assembler:
 
     def _end_all(self, entry: _Entry, mono_ns: int, data: _Data | None) -> None:
         """End whatever is open as an error: the one that `data` names, else abandoned."""
-        if not entry.open:
-            return
-        error = (data.get(sc.ERROR_TYPE) if data else None) or sc.ERROR_ABANDONED
-        end_ns = entry.anchor.to_wall_ns(mono_ns)
-        for name, start_ns in entry.open.items():
-            self._finish(entry, name, start_ns, end_ns, {sc.ERROR_TYPE: error})
+        if entry.open:
+            error = (data.get(sc.ERROR_TYPE) if data else None) or sc.ERROR_ABANDONED
+            end_ns = entry.anchor.to_wall_ns(mono_ns)
+            for name, start_ns in entry.open.items():
+                self._finish(entry, name, start_ns, end_ns, {sc.ERROR_TYPE: error})
+        if not entry.shared.trace.sampled or entry.held:
+            entry.failed |= bool(data and sc.ERROR_TYPE in data)
+            self._settle(entry, mono_ns)
+
+    def _settle(self, entry: _Entry, mono_ns: int) -> None:
+        """The request is over here: export what was held of it, or drop it."""
+        opened_ns, held = entry.anchor.to_wall_ns(entry.opened_ns), entry.held
+        self._held -= len(held)
+        tokens = [span._start_time for span in held if span._name == sc.SPAN_DECODE]
+        answered_ns = min(tokens, default=entry.anchor.to_wall_ns(mono_ns))
+        if self._keeper.keeps(entry.failed, answered_ns - opened_ns):
+            self.finished += held
+        else:
+            self.sampled_out += 1
 
     def _finish(
         self, entry: _Entry, name: str, start_ns: int, end_ns: int, data: _Data | None
     ) -> None:
         shared = entry.shared
-        if not shared.trace.sampled:
+        if data and sc.ERROR_TYPE in data:
+            entry.failed = True
+        if not shared.trace.sampled and not self._keeper.can_keep:
             return
         if data and AT in data:
             data = {key: value for key, value in data.items() if key != AT}
@@ -161,9 +203,14 @@ class Assembler:
             # Clocks of two processes may disagree by a reading.
             end_ns = start_ns
         points = entry.points.pop(name, ()) if entry.points else ()
-        self.finished.append(
-            RecordedSpan(name, shared, self._next_id(), start_ns, end_ns, data, points)
-        )
+        span = RecordedSpan(name, shared, self._next_id(), start_ns, end_ns, data, points)
+        if shared.trace.sampled:
+            self.finished.append(span)
+        elif self._held < self._hold_capacity:
+            self._held += 1
+            entry.held.append(span)
+        else:
+            self.counts["hold_full"] += 1
 
     def _learned(self, shared: Shared, kind: EventKind, data: Any) -> Shared:
         """What spans that end from now on have in common: more attributes, or the peer's trace."""

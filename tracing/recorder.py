@@ -32,7 +32,7 @@ _BATCH_SPANS: Final = 512
 _POLL_S: Final = 0.1
 _EXPORT_AFTER_S: Final = 0.5
 _REFRESH_S: Final = 1.0
-_SWEEP_S: Final = 10.0
+_LONGEST_SWEEP_S: Final = 10.0
 _REPORT_S: Final = 60.0
 # The thread gives the interpreter away after so many events, so that an engine's thread never
 # waits a whole switch interval for it.
@@ -85,6 +85,8 @@ class Recorder:
         self.exported = 0
         self._telemetry = telemetry
         self._capacity = settings.buffer_events
+        limit_s = min(settings.span_limit_s, settings.decode_limit_s)
+        self._sweep_s = min(_LONGEST_SWEEP_S, limit_s / 4)
         self._events: deque[Event] = deque()
         self._buffer_full = [0]
         self.record: Record = make_record(self._events, self._capacity, self.now, self._buffer_full)
@@ -159,7 +161,7 @@ class Recorder:
         if now_s - self._last_refresh >= _REFRESH_S:
             self._last_refresh = now_s
             self.clock.refresh()
-        if now_s - self._last_sweep >= _SWEEP_S:
+        if now_s - self._last_sweep >= self._sweep_s:
             self._last_sweep = now_s
             self._assembler.expire(self.now())
         if now_s - self._last_report >= _REPORT_S:

@@ -6,6 +6,7 @@ the same ratio. A span follows the decision of the trace it belongs to: where P 
 D's registration, it adopts D's decision with it.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -29,6 +30,30 @@ class Sampler(NamedTuple):
         if self.parent_based and trace.parent_id:
             return trace.sampled
         return trace.trace_id & _ID_BITS < round(self.ratio * (_ID_BITS + 1))
+
+
+class Keeper(NamedTuple):
+    """Which requests are exported although they are not sampled; each process decides for itself,
+    at the end of the request, by what it knows."""
+
+    errors: bool = True
+    slow_ns: float = math.inf
+
+    def keeps(self, failed: bool, took_ns: int) -> bool:
+        """`took_ns` runs from the first that this process knows of the request to its first token;
+        to its end here, where the first token is not known (P, and the worker processes)."""
+        return (failed and self.errors) or took_ns > self.slow_ns
+
+    @property
+    def can_keep(self) -> bool:
+        """Whether there is any request that this keeps."""
+        return self.errors or self.slow_ns < math.inf
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Keeper":
+        """As `PDTRACE_KEEP_ERRORS` and `PDTRACE_SLOW_MS` say."""
+        slow = settings.slow_ms
+        return cls(settings.keep_errors, math.inf if slow is None else slow * 1e6)
 
 
 def make_sampler(settings: Settings, environment: Mapping[str, str] = os.environ) -> Sampler:

@@ -66,8 +66,8 @@ class RecordedSpan(ReadableSpan):
         self._name = name
         self.shared = shared
         self.span_id = span_id
-        self._start_time = start_ns
-        self._end_time = end_ns
+        self._start_time: int = start_ns
+        self._end_time: int = end_ns
         self.own = own
         self.points = points
 

@@ -12,6 +12,7 @@ from pdtrace.tracing.clock import Clock
 from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.provider import Telemetry
 from pdtrace.tracing.recorder import Recorder
+from pdtrace.tracing.sampling import Sampler
 from pdtrace.tracing.settings import Settings
 
 EPOCH_NS = 1_800_000_000_000_000_000
@@ -57,12 +58,13 @@ class CapturingExporter(SpanExporter):
 
 
 def make_recorder(
-    clock: Clock | None = None, capacity: int = 1000
+    clock: Clock | None = None,
+    settings: Settings | None = None,
+    sampler: Sampler | None = None,
 ) -> tuple[Recorder, CapturingExporter]:
     """A recorder without its thread: call `flush` to get spans; hooks' errors are raised."""
     exporter = CapturingExporter()
-    settings = Settings(buffer_events=capacity)
-    telemetry = Telemetry(Resource({}), exporter, CountedIds(), settings)
+    telemetry = Telemetry(Resource({}), exporter, CountedIds(), settings, sampler)
     recorder = Recorder(telemetry, clock or Clock(), Guard(strict=True), start=False)
     return recorder, exporter
 
