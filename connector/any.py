@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from pdtrace.connector.attach import attach_scheduler
 from pdtrace.connector.plugin import CONNECTORS
 from pdtrace.tracing import semconv as sc
-from pdtrace.tracing.export import ConfigurationError
+from pdtrace.tracing.settings import ConfigurationError
 
 BY_CONFIGURATION: Final = "TracedConnector"
 NAME_KEY: Final = "connector"
@@ -80,7 +80,7 @@ def _registered(name: str) -> type[Any]:
     return traced(KVConnectorFactory.get_connector_class_by_name(name))
 
 
-def _imported(name: str, module: str) -> type[Any]:
+def _imported(name: str, module: str) -> Any:
     try:
         found = getattr(importlib.import_module(module), name, None)
     except ImportError as error:
@@ -91,7 +91,7 @@ def _imported(name: str, module: str) -> type[Any]:
 
 
 @cache
-def traced(inner: type[Any]) -> type[Any]:
+def traced(inner: Any) -> type[Any]:
     """A traced subclass of a connector class, under the same name; the same one each time."""
 
     class Traced(inner):  # type: ignore[misc]

@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import supports_hma
 from pdtrace.connector import any as traced_connectors
 from pdtrace.connector.any import traced, transfer_mode
 from pdtrace.tracing import semconv as sc
-from pdtrace.tracing.export import ConfigurationError
+from pdtrace.tracing.settings import ConfigurationError
 
 EXAMPLE = "vllm.distributed.kv_transfer.kv_connector.v1.example_connector"
 DECODE_BENCH = "vllm.distributed.kv_transfer.kv_connector.v1.decode_bench_connector"
