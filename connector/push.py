@@ -1,6 +1,6 @@
 """`NixlPushConnector` with hooks: D registers its blocks, P's writer thread WRITEs into them."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import (
     NixlPushConnector as _NixlPushConnector,
@@ -12,6 +12,19 @@ from pdtrace.connector.worker import WorkerHooks, bound
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.guard import Guard
+
+
+class _Received(NamedTuple):
+    """A registration as P's writer took it from NIXL; `rank` of D, None if that is untraced."""
+
+    mono_ns: int
+    rank: int | None
+
+
+def _rank_of(registration: dict[str, Any]) -> int | None:
+    told = registration.get(sc.REGISTRATION_KEY)
+    rank = told.get(sc.REGISTRATION_TP_RANK) if isinstance(told, dict) else None
+    return rank if isinstance(rank, int) else None
 
 
 class PushWorkerHooks(WorkerHooks):
@@ -26,8 +39,12 @@ class PushWorkerHooks(WorkerHooks):
         super().__init__(recorder, worker)
         self._handed: dict[str, int] = {}
         """P's request id to the instant (monotonic ns) its blocks were handed to the writer."""
-        self._received: dict[str, list[int]] = {}
-        """D's request id to the instants its registrations were drained on P."""
+        self._arriving: tuple[str, int] | None = None
+        """D's request id and the instant of the registration that the writer has in hand."""
+        self._received: dict[str, list[_Received]] = {}
+        """D's request id to the registrations drained on P that wait for blocks."""
+        self._late: dict[str, int] = {}
+        """D's request id to how many of its ranks have yet to register: one was enough."""
         self._registration_bytes = 0
 
     def install(self, guard: Guard) -> None:
@@ -41,6 +58,7 @@ class PushWorkerHooks(WorkerHooks):
         )
         observe(worker, "_do_send_reg_notif", before=self._sending, after=self._sent)
         observe(worker.nixl_wrapper, "send_notif", before=self._notifying)
+        observe(worker, "_handle_push_reg_notif", after=self._kept)
         observe(worker, "_pop_matching_finished_blocks", before=self._registration_received)
         observe(worker, "_do_start_push_kv", before=self._matched, after=self._pushed)
         observe(worker, "_xfer_blocks_for_req", after=self._posted_all)
@@ -71,8 +89,12 @@ class PushWorkerHooks(WorkerHooks):
     def _registered(self, _: Any, request_id: str, _registration: Any) -> None:
         self.leaving(request_id)
 
-    def _sending(self, _request_id: str, _registration: Any) -> None:
+    def _sending(self, _request_id: str, registration: dict[str, Any]) -> None:
+        """Just before it is encoded: say which rank it comes from."""
         self._registration_bytes = 0
+        rank = {sc.REGISTRATION_TP_RANK: int(self._worker.tp_rank)}
+        # A dictionary of its own: ranks in one process are given the same registration.
+        registration[sc.REGISTRATION_KEY] = {**registration.get(sc.REGISTRATION_KEY, {}), **rank}
 
     def _notifying(self, _agent: str, notif_msg: bytes = b"") -> None:
         self._registration_bytes += len(notif_msg)
@@ -97,21 +119,53 @@ class PushWorkerHooks(WorkerHooks):
     # --- P: the registration arrives, is matched, the WRITEs are posted ---
 
     def _registration_received(self, decode_request_id: str) -> None:
-        self._received.setdefault(decode_request_id, []).append(self._recorder.now())
-        bound(self._received)
+        """Taken from NIXL; which rank it is from shows when it is matched, or kept."""
+        self._arriving = decode_request_id, self._recorder.now()
+
+    def _kept(self, _: Any, _message: bytes) -> None:
+        """Without blocks to match it waits; vLLM keeps the last one of a request."""
+        if self._arriving is not None:
+            self._arrived(self._worker._pending_d_registrations.get(self._arriving[0]))
+
+    def _arrived(self, registration: dict[str, Any] | None) -> None:
+        if self._arriving is None:
+            return
+        (request_id, at_ns), self._arriving = self._arriving, None
+        if request_id not in self._late:
+            received = _Received(at_ns, _rank_of(registration or {}))
+            self._received.setdefault(request_id, []).append(received)
+            bound(self._received)
+        elif self._late[request_id] > 1:
+            self._late[request_id] -= 1
+        else:
+            del self._late[request_id]
 
     def _matched(self, request_id: str, _blocks: Any, registration: dict[str, Any]) -> None:
         """Blocks and registration are both there; called again when a handshake came between."""
         now_ns = self._recorder.now()
+        self._arrived(registration)
         handed_ns = self._handed.pop(request_id, None)
         if handed_ns is not None:
             received = self._received.pop(registration.get("request_id", ""), None)
-            self._report_match(request_id, handed_ns, received or [now_ns], registration)
+            received = received or [_Received(now_ns, _rank_of(registration))]
+            self._report_match(request_id, handed_ns, received, registration)
             self._recorder.record_at(ev.WRITE_BEGUN, now_ns, request_id)
+            self._expect_others(len(received), registration)
         self.entering(request_id)
 
+    def _expect_others(self, received: int, registration: dict[str, Any]) -> None:
+        """The first of several ranks of D makes the match; the others must not wait for another."""
+        ranks = int(registration.get("decode_tp_size", 1)) // self._worker.world_size
+        if ranks > received:
+            self._late[registration["request_id"]] = ranks - received
+            bound(self._late)
+
     def _report_match(
-        self, request_id: str, handed_ns: int, received: list[int], registration: dict[str, Any]
+        self,
+        request_id: str,
+        handed_ns: int,
+        received: list[_Received],
+        registration: dict[str, Any],
     ) -> None:
         wall_ns, record = self._recorder.wall_ns, self._record
         context = registration.get(sc.REGISTRATION_KEY)
@@ -122,11 +176,13 @@ class PushWorkerHooks(WorkerHooks):
             sc.PEER_ENGINE_REQUEST_ID: str(registration.get("request_id", "")),
         }
         record(ev.LEARNED, request_id, peer)
-        first = sc.MATCH_REGISTRATION if received[0] <= handed_ns else sc.MATCH_BLOCKS
-        record(ev.MATCH_BEGUN, request_id, {ev.AT: wall_ns(min(handed_ns, received[0]))})
-        for at_ns in received:
-            record(ev.REGISTRATION_RECEIVED, request_id, {ev.AT: wall_ns(at_ns)})
-        both_ns = max(handed_ns, received[0])
+        first_ns = received[0].mono_ns
+        first = sc.MATCH_REGISTRATION if first_ns <= handed_ns else sc.MATCH_BLOCKS
+        record(ev.MATCH_BEGUN, request_id, {ev.AT: wall_ns(min(handed_ns, first_ns))})
+        for one in received:
+            rank = {} if one.rank is None else {sc.PEER_TP_RANK: one.rank}
+            record(ev.REGISTRATION_RECEIVED, request_id, {ev.AT: wall_ns(one.mono_ns), **rank})
+        both_ns = max(handed_ns, first_ns)
         record(ev.MATCHED, request_id, {ev.AT: wall_ns(both_ns), sc.MATCH_FIRST: first})
 
     def _pushed(self, _: Any, request_id: str, *__: Any) -> None:

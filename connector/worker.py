@@ -247,9 +247,11 @@ class WorkerHooks(ABC):
 
     def _rank_of(self, agent_name: str) -> int:
         """TP rank of a peer's agent, or -1: a peer we never shook hands with."""
+        # NIXL gives the name as bytes when the peer is added, and as text with its messages.
+        names = (agent_name, agent_name.encode())
         for agents in list(self._worker._remote_agents.values()):
             for rank, name in list(agents.items()):
-                if name == agent_name:
+                if name in names:
                     return int(rank[1] if isinstance(rank, tuple) else rank)
         return -1
 

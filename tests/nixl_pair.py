@@ -152,7 +152,7 @@ class _Small:
         if port not in self.peers:
             raise ConnectionError("injected: nobody listens there")
         peer, agent = self.peers[port], self.nixl_wrapper
-        name = agent.add_remote_agent(peer.nixl_wrapper.get_agent_metadata()).decode()
+        name = agent.add_remote_agent(peer.nixl_wrapper.get_agent_metadata())
         if not notif_agents_only:
             info = EngineTransferInfo(
                 remote_tp_size=1,

@@ -4,6 +4,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -26,6 +27,7 @@ from pair_steps import (
     without_durations,
     written,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import PUSH_REG_NOTIF_PREFIX
 
 from pdtrace.connector.push import NixlPushConnector
 from pdtrace.tracing import semconv as sc
@@ -81,7 +83,7 @@ def test_push_with_the_registration_first(push: Pair) -> None:
         "start": 40,
         "end": 55,
         "attributes": common("p", **peer, **{sc.MATCH_FIRST: sc.MATCH_REGISTRATION}),
-        "events": [(sc.EVENT_REGISTRATION_RECEIVED, 40, {})],
+        "events": [(sc.EVENT_REGISTRATION_RECEIVED, 40, {sc.PEER_TP_RANK: 0})],
     }
     size = {sc.TRANSFER_DESCRIPTORS: 2, sc.PEER_TP_RANKS: 1}
     assert submit == {
@@ -174,14 +176,20 @@ def test_a_cold_pair_shakes_hands_on_both_sides(push: Pair) -> None:
     )
 
 
-def test_every_registration_of_a_request_is_an_event(push: Pair) -> None:
+def register_from_rank(pair: Pair, rank: int, at: int) -> None:
+    """One of two ranks of D registers; the agent stands for both."""
+    pair.at(at)
+    pair.d.worker.tp_rank = rank
+    pair.d.worker._do_send_reg_notif(D_ID, registration(pair, [3], decode_tp_size=2))
+
+
+def test_every_rank_that_registers_is_an_event(push: Pair) -> None:
     """Several decode ranks register with one prefill rank; the first that came matches."""
     shake_hands(push)
-    register(push, [3], at=20)
-    turn_until(push.p, lambda: push.p.worker._pending_d_registrations)
-    push.at(40)
-    push.d.worker._do_send_reg_notif(D_ID, registration(push, [3]))
     received = push.p.hooks._received
+    register_from_rank(push, 1, at=30)
+    turn_until(push.p, lambda: D_ID in received)
+    register_from_rank(push, 0, at=40)
     turn_until(push.p, lambda: len(received[D_ID]) == 2)
     hand_over(push, [1], at=50)
     push.p.worker.writer_turn()
@@ -189,10 +197,26 @@ def test_every_registration_of_a_request_is_an_event(push: Pair) -> None:
     match = push.p.finish()[1]
     assert (match["start"], match["end"]) == (30, 55)
     assert match["events"] == [
-        (sc.EVENT_REGISTRATION_RECEIVED, 30, {}),
-        (sc.EVENT_REGISTRATION_RECEIVED, 40, {}),
+        (sc.EVENT_REGISTRATION_RECEIVED, 30, {sc.PEER_TP_RANK: 1}),
+        (sc.EVENT_REGISTRATION_RECEIVED, 40, {sc.PEER_TP_RANK: 0}),
     ]
-    assert received == {}
+    assert (received, push.p.hooks._late) == ({}, {})
+
+
+def test_a_rank_that_registers_after_the_match_waits_for_nothing(push: Pair) -> None:
+    """The first rank's registration made the WRITE for both; nothing of the other's is kept."""
+    shake_hands(push)
+    hand_over(push, [1], at=10)
+    push.p.worker.writer_turn()
+    register_from_rank(push, 0, 30)
+    turn_until(push.p, lambda: push.p.worker._sending_transfers)
+    written(push)
+    assert push.p.hooks._late == {D_ID: 1}
+    register_from_rank(push, 1, 40)
+    turn_until(push.p, lambda: not push.p.hooks._late)
+    assert push.p.hooks._received == {}
+    match = push.p.finish()[1]
+    assert match["events"] == [(sc.EVENT_REGISTRATION_RECEIVED, 30, {sc.PEER_TP_RANK: 0})]
 
 
 def test_an_untraced_peer_is_served_and_traced_on_one_side(push: Pair) -> None:
@@ -200,7 +224,9 @@ def test_an_untraced_peer_is_served_and_traced_on_one_side(push: Pair) -> None:
     shake_hands(push)
     plain = registration(push, [3])
     del plain[sc.REGISTRATION_KEY]
-    push.d.worker._do_send_reg_notif(D_ID, plain)
+    message = PUSH_REG_NOTIF_PREFIX + msgspec.msgpack.encode(plain)
+    for agent in push.d.worker._remote_agents["engine-p"].values():
+        push.d.worker.nixl_wrapper.send_notif(agent, notif_msg=message)
     turn_until(push.p, lambda: push.p.worker._pending_d_registrations)
     hand_over(push, [1], at=50)
     push.p.worker.writer_turn()
@@ -208,6 +234,8 @@ def test_an_untraced_peer_is_served_and_traced_on_one_side(push: Pair) -> None:
     spans = push.p.finish()
     assert len(spans) == 4
     assert {(span["trace"], span["parent"]) for span in spans} == {(derived_trace_id("a"), None)}
+    (event,) = spans[1]["events"]
+    assert (event[0], event[2]) == (sc.EVENT_REGISTRATION_RECEIVED, {})
 
 
 def test_a_completion_that_another_thread_sees_first_is_reported_once(push: Pair) -> None:

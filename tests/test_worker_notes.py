@@ -6,6 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -13,6 +14,7 @@ pytest.importorskip("nixl", reason="NIXL is not installed")
 
 from nixl_pair import PullWorker, eventually
 from pair_steps import P_ID, Make, Pair, fake_failure, moved, read, received
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import PUSH_REG_NOTIF_PREFIX
 
 from pdtrace.connector.attach import Attachment
 from pdtrace.connector.pull import PullWorkerHooks
@@ -46,7 +48,8 @@ def test_what_never_comes_is_bounded(push: Pair, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("pdtrace.connector.worker._MAX_TRACKED", 3)
     hooks = push.p.hooks
     for i in range(9):
-        push.p.worker._pop_matching_finished_blocks(f"d-{i}")
+        unmatched = PUSH_REG_NOTIF_PREFIX + msgspec.msgpack.encode({"request_id": f"d-{i}"})
+        push.p.worker._handle_push_reg_notif(unmatched)
         hooks._handed[f"p-{i}"] = i
         hooks.keep_evidence(f"e-{i}")
     push.p.step(push_finished_blocks={"p-9": ([1],)})

@@ -172,6 +172,8 @@ PARAM_TRACEPARENT: Final = "traceparent"
 """Key inside `kv_transfer_params`, and header name."""
 REGISTRATION_KEY: Final = "pdtrace"
 """Extra key of vLLM's registration message; unknown keys are ignored by an untraced peer."""
+REGISTRATION_TP_RANK: Final = "tp_rank"
+"""Key inside that: the rank of D that registers."""
 
 # --- Attributes of vLLM's own `llm_request` span (another producer, lower grade) ---
 VLLM_SPAN: Final = "llm_request"
