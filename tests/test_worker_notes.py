@@ -94,7 +94,7 @@ def fake_failing_hooks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[
             return observe(self, target, method, **hooks)
 
         monkeypatch.setattr(Guard, "observe", observe_with_failure)
-        monkeypatch.setattr(Guard, "failed", lambda self, hook: told.append(hook))
+        monkeypatch.setattr(Guard, "failed", lambda _, hook, *__: told.append(hook))
         return told
 
     return arm
