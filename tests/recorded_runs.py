@@ -4,16 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import orjson
+from traces import Traces
 
-from pdtrace.analysis import report
-from pdtrace.analysis.handoffs import join
-from pdtrace.analysis.records import SpanRecord
-from pdtrace.analysis.split import split
-from pdtrace.analysis.store import read_spans
-from pdtrace.analysis.table import build
 from pdtrace.connector.cluster import Cluster
 from pdtrace.connector.cluster_settings import ClusterSettings, Layout, Mode
 from pdtrace.connector.processes import EngineServer
@@ -23,7 +17,6 @@ from pdtrace.connector.workload import (
     mixed_prompts,
     run_workload,
 )
-from pdtrace.tracing import semconv as sc
 
 REQUESTS = 6
 OUTPUT_TOKENS = 12
@@ -43,25 +36,13 @@ class Arm:
         return f"{self.mode}-{self.layout}-{names[self.traced]}-{self.engines}x{self.engines}"
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished run: the client's results, the store, its spans, the split by request id."""
+@dataclass(frozen=True, kw_only=True)
+class Run(Traces):
+    """A finished run: the client's results and what the store holds."""
 
     arm: Arm
     store: Path
     results: Sequence[WorkloadResult]
-    records: Sequence[SpanRecord]
-    splits: dict[str, dict[str, Any]]
-
-    def spans(self, request_id: str) -> list[SpanRecord]:
-        """The request's spans in order of start."""
-        mine = [r for r in self.records if r.attributes.get(sc.REQUEST_ID) == request_id]
-        return sorted(mine, key=lambda span: span.start_ns)
-
-    def span(self, request_id: str, name: str) -> SpanRecord:
-        """The request's one span of a name."""
-        (found,) = [span for span in self.spans(request_id) if span.name == name]
-        return found
 
 
 class Runs:
@@ -97,12 +78,8 @@ class Runs:
             results += asyncio.run(run_workload(url, requests[2:], 2))
             store = cluster.store
         if not arm.traced:
-            return Run(arm, store, results, (), {})
-        batch = read_spans([store])
-        assert not batch.notes and not batch.rejected
-        done = split(join(build(batch.records)))
-        lines = [orjson.loads(line) for line in report.json_lines(done)]
-        return Run(arm, store, results, batch.records, {line["request_id"]: line for line in lines})
+            return Run(records=(), splits={}, arm=arm, store=store, results=results)
+        return Run.of(store, arm=arm, store=store, results=results)
 
 
 def workload(model: str) -> list[WorkloadRequest]:
