@@ -102,7 +102,7 @@ def fake_failing_hooks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[
 
 @pytest.mark.parametrize("broken", PULL_HOOKS)
 def test_a_pull_arrives_whichever_hook_fails(
-    make: Make, fake_failing_hooks: Callable[[str], list[str]], broken: str
+    fake_failing_hooks: Callable[[str], list[str]], make: Make, broken: str
 ) -> None:
     """D has its blocks and P frees its own."""
     told = fake_failing_hooks(broken)
