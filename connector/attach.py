@@ -24,12 +24,12 @@ class Attachment:
         if hooks is None or self.recorder is None:
             return None
         try:
-            seen, outcomes = hooks.take_notes()
-            if not seen and not outcomes:
+            taken = hooks.take_notes()
+            if not any(taken):
                 return None
             from pdtrace.connector.notes import WorkerNotes
 
-            return WorkerNotes(seen, outcomes)
+            return WorkerNotes(*taken)
         except Exception:
             self.recorder.guard.failed("notes")
             return None

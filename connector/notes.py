@@ -11,16 +11,25 @@ class WorkerNotes(KVConnectorWorkerMetadata):
 
     `seen`: (request id, Unix ns, rank of the peer or -1) of completion notifications drained.
     `outcomes`: request id to the lease's outcome.
+    `failures`: (request id, `error.type`) of what failed on the worker.
+    `lost`: ids of engines that a message could not be delivered to, because they are gone.
     """
 
     seen: list[tuple[str, int, int]] = field(default_factory=list)
     outcomes: dict[str, str] = field(default_factory=dict)
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerNotes":
-        """Both together. A rank that says "expired" does not overrule one that has evidence."""
+        """Both together. A rank whose lease ran out overrules those that have evidence."""
         if not isinstance(other, WorkerNotes):
             return self
         expired_last = sorted(
-            [*self.outcomes.items(), *other.outcomes.items()], key=lambda item: item[1] != "expired"
+            [*self.outcomes.items(), *other.outcomes.items()], key=lambda item: item[1] == "expired"
         )
-        return WorkerNotes(self.seen + other.seen, dict(expired_last))
+        return WorkerNotes(
+            self.seen + other.seen,
+            dict(expired_last),
+            self.failures + other.failures,
+            self.lost + other.lost,
+        )

@@ -42,7 +42,8 @@ class PullWorkerHooks(WorkerHooks):
 
     def _reading(self, req_id: str, _meta: Any) -> None:
         """Called when the request arrives, and again when a handshake came between."""
-        self.entering(req_id)
+        if req_id in self._loading:
+            self.entering(req_id)
 
     def _read(self, _: Any, req_id: str, meta: Any) -> None:
         """Every READ of this rank is posted, unless the request waits for a handshake."""
@@ -56,9 +57,14 @@ class PullWorkerHooks(WorkerHooks):
             self._record(ev.READ_NOT_NEEDED, req_id)
 
     def _given_up(self, req_id: str, *_: Any, **__: Any) -> None:
-        """vLLM reports some failures to the scheduler without logging them (a peer known bad)."""
-        if getattr(self._thread, "request", None) == req_id and not self.has_failed():
-            self.fail(req_id, self.transfer_error)
+        """vLLM turns some READs away without logging a failure: from a peer that is known to be
+        gone, and of blocks that will not be held long enough."""
+        if getattr(self._thread, "request", None) != req_id or self.has_failed():
+            return
+        meta = self._worker._recving_metadata.get(req_id)
+        bad = getattr(self._worker, "_invalid_remote_engines", ())
+        gone = meta is not None and meta.remote.engine_id in bad
+        self.fail(req_id, sc.ERROR_PEER_LOST if gone else sc.ERROR_LEASE_EXPIRED)
 
     def fail(self, request_id: str, error: str) -> None:
         self._loading.pop(request_id, None)

@@ -107,7 +107,7 @@ class PushWorkerHooks(WorkerHooks):
             data = {sc.REGISTRATION_BYTES: self._registration_bytes}
             self._record(ev.REGISTRATION_SENT, request_id, data)
         else:
-            self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_REGISTRATION_FAILED})
+            self.fail(request_id, sc.ERROR_REGISTRATION_FAILED)
 
     def landed(self, request_id: str) -> None:
         self.keep_evidence(request_id)

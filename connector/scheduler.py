@@ -4,6 +4,7 @@ A request is one *leg* here: prefill (its blocks go to another engine), decode (
 another engine) or single (one engine for both). The hooks only read what vLLM passes.
 """
 
+from collections.abc import Container
 from typing import Any, Final
 
 from pdtrace.connector.carrier import RequestCarrier, attach, block_count
@@ -27,8 +28,8 @@ class _Leg:
 
     __slots__ = (
         "request", "role", "context", "attempted", "admitted", "scheduled", "token_seen",
-        "asynchronous", "external_tokens", "first_tokens", "refused", "load_failed", "steps",
-        "gap_ns", "out_since", "cached_tokens",
+        "asynchronous", "external_tokens", "computed_here", "prompt_tokens", "refused",
+        "load_failed", "failure", "outcome", "steps", "gap_ns", "out_since", "cached_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Any, role: str, context: ev.RequestContext) -> None:
@@ -38,8 +39,12 @@ class _Leg:
         self.attempted = self.admitted = self.scheduled = self.token_seen = False
         self.refused = self.load_failed = False
         self.asynchronous = role is _DECODE
-        self.external_tokens = self.cached_tokens = 0
-        self.first_tokens: int | None = None
+        self.failure = ""
+        """`error.type` of what is known to have gone wrong with its load."""
+        self.outcome = ""
+        """What the workers said of its lease so far; one rank's expiry is everybody's."""
+        self.external_tokens = self.cached_tokens = self.computed_here = 0
+        self.prompt_tokens: int = request.num_prompt_tokens
         self.steps = self.gap_ns = self.out_since = 0
 
 
@@ -71,11 +76,19 @@ class SchedulerHooks:
         """KV is complete, not scheduled yet."""
         self._starting: dict[str, _Leg] = {}
         """Decode, scheduled, no token yet."""
+        self._waiting: dict[str, _Leg] = {}
+        """Decode, waiting for KV; in order of registration."""
+        self._failed: list[tuple[_Leg, int]] = []
+        """Finished by vLLM for a failed load; what failed is told with the same step's output."""
+        self._deadlines: Container[str] | None = None
+        """vLLM's table of registrations that are waited for; an id leaves it when it is late."""
         self._to_worker: dict[str, RequestCarrier] = {}
         self._finish_began = 0
 
     def install(self, connector: Any, guard: Guard) -> None:
         """Wrap the scheduler-side methods of one connector."""
+        inner = getattr(connector, "connector_scheduler", None)
+        self._deadlines = getattr(inner, "_push_registration_deadlines", None)
         observe = guard.observe
         observe(connector, "on_new_request", before=self.arrived)
         observe(connector, "get_num_new_matched_tokens", before=self.attempted, after=self.answered)
@@ -87,6 +100,11 @@ class SchedulerHooks:
 
     def arrived(self, request: Any) -> None:
         """The engine core has the request."""
+        if getattr(request, "abort_immediately", False):
+            # Nobody's request: vLLM submits it after one that failed or was aborted before its
+            # answer began, for the connector to clean up, and ends it at once.
+            self._recorder.ignored["phantom"] += 1
+            return
         if len(self._legs) >= _MAX_LEGS:
             self._recorder.dropped["legs_full"] += 1
             return
@@ -149,6 +167,7 @@ class SchedulerHooks:
         """KV blocks are there; from here the request waits for KV from elsewhere."""
         request_id, now_ns = leg.request.request_id, self._recorder.now()
         leg.admitted = True
+        self._waiting[request_id] = leg
         kind = ev.DECODE_ALLOCATED if leg.role is _DECODE else ev.PROMPT_ALLOCATED
         self._recorder.record_at(kind, now_ns, request_id)
         self._send_to_worker(leg, now_ns)
@@ -181,6 +200,8 @@ class SchedulerHooks:
         if self._to_worker:
             attach(metadata, self._to_worker)
             self._to_worker = {}
+        if self._waiting and self._deadlines is not None:
+            self._find_late(self._deadlines)
         if not (self._computing or self._complete or self._starting):
             return
         tokens = scheduler_output.num_scheduled_tokens
@@ -191,8 +212,9 @@ class SchedulerHooks:
                 leg.refused = True
                 self._record(ev.DECODE_REFUSED, request_id)
         for request_id, leg in self._starting.items():
-            if leg.first_tokens is None and request_id in tokens:
-                leg.first_tokens = tokens[request_id]
+            # Several steps when D lacks more than one batch holds.
+            if request_id in tokens and leg.request.num_computed_tokens < leg.prompt_tokens:
+                leg.computed_here += tokens[request_id]
 
     def _account(self, leg: _Leg, in_batch: bool) -> None:
         """Count steps, and the time in which the request was running but in no batch."""
@@ -210,15 +232,20 @@ class SchedulerHooks:
     def output(self, connector_output: Any) -> None:
         """A step is done: what the workers saw, what has its first token, what was freed."""
         notes = getattr(connector_output, "kv_connector_worker_meta", None)
-        outcomes: dict[str, str] = getattr(notes, "outcomes", {})
         for request_id, at_ns, rank in getattr(notes, "seen", ()):
             self._notified(request_id, at_ns, rank)
-        failed = getattr(connector_output, "failed_recving", None) or ()
+        for request_id, error in getattr(notes, "failures", ()):
+            self._failing(request_id, error)
+        for request_id, outcome in getattr(notes, "outcomes", {}).items():
+            self._ending(request_id, outcome)
+        for engine_id in getattr(notes, "lost", ()):
+            self._peer_lost(engine_id)
+        self._close_failed()
+        failed = getattr(connector_output, "failed_recving", None)
         for request_id in connector_output.finished_recving or ():
-            self._loaded(request_id, request_id in failed)
-        unproven = sc.LEASE_EXPIRED if self._worker_tells else None
+            self._loaded(request_id, failed)
         for request_id in connector_output.finished_sending or ():
-            self._freed(request_id, outcomes.get(request_id, unproven))
+            self._freed(request_id)
         for waiting in (self._starting, self._computing):
             for leg in [leg for leg in waiting.values() if leg.request.num_output_tokens > 0]:
                 self._first_token(leg)
@@ -231,22 +258,82 @@ class SchedulerHooks:
         kind = ev.NOTIFICATION_SEEN if leg.role is _DECODE else ev.LEASE_NOTIFIED
         self._record(kind, request_id, data)
 
-    def _loaded(self, request_id: str, failed: bool) -> None:
-        """The scheduler is told that the KV is complete, or that its load failed."""
+    def _failing(self, request_id: str, error: str) -> None:
+        """A worker says what failed; the first cause counts."""
+        leg = self._legs.get(request_id)
+        if leg is not None and not leg.failure:
+            leg.failure = error
+
+    def _ending(self, request_id: str, outcome: str) -> None:
+        """A worker's rank is done with a lease; the last one's step frees the blocks."""
+        leg = self._legs.get(request_id)
+        if leg is not None and leg.outcome != sc.LEASE_EXPIRED:
+            leg.outcome = outcome
+
+    def _peer_lost(self, engine_id: str) -> None:
+        """A message to P could not be delivered. What it wrote before may still be unread, so that
+        only the second such message ends the waiting."""
+        for request_id, leg in list(self._waiting.items()):
+            if leg.context.attributes.get(sc.PEER_ENGINE_ID) != engine_id:
+                continue
+            if leg.failure == sc.ERROR_PEER_LOST:
+                self._give_up(request_id, leg)
+            else:
+                leg.failure = sc.ERROR_PEER_LOST
+
+    def _find_late(self, deadlines: Container[str]) -> None:
+        """vLLM's watchdog only logs and forgets; both tables are in the same order."""
+        for request_id, leg in list(self._waiting.items()):
+            if request_id in deadlines:
+                break
+            leg.failure = leg.failure or sc.ERROR_REGISTRATION_EXPIRED
+            self._give_up(request_id, leg)
+
+    def _give_up(self, request_id: str, leg: _Leg) -> None:
+        """Nothing that is known can end the waiting well; vLLM goes on with it all the same."""
+        del self._waiting[request_id]
+        self._record(ev.KV_WAIT_FAILED, request_id, {sc.ERROR_TYPE: leg.failure})
+
+    def _loaded(self, request_id: str, failed: Container[str] | None) -> None:
+        """The scheduler is told that the KV is complete, or that its load failed.
+
+        `failed` is None in versions whose workers report failed loads by their blocks only.
+        """
         leg = self._legs.get(request_id)
         if leg is None or not leg.admitted or leg.scheduled:
             return
-        leg.load_failed = failed
+        self._waiting.pop(request_id, None)
+        leg.load_failed = bool(leg.failure) if failed is None else request_id in failed
         data: dict[str, Any] = {sc.EXTERNAL_TOKENS: leg.external_tokens}
-        if failed:
-            data[sc.ERROR_TYPE] = sc.ERROR_READ_FAILED
+        if leg.load_failed:
+            data[sc.ERROR_TYPE] = self._load_error(leg)
+        else:
+            leg.failure = ""
         self._complete[request_id] = leg
         self._record(ev.KV_COMPLETE, request_id, data)
 
-    def _freed(self, request_id: str, outcome: str | None) -> None:
-        """Blocks held for the decode engine are freed; None: nobody can tell why."""
-        if self._legs.pop(request_id, None) is None:
+    def _load_error(self, leg: _Leg) -> str:
+        """Why the load of a leg failed; D's own part in push is to register."""
+        if leg.failure:
+            return leg.failure
+        push = self._mode == sc.MODE_PUSH
+        return sc.ERROR_REGISTRATION_FAILED if push else sc.ERROR_READ_FAILED
+
+    def _close_failed(self) -> None:
+        """Close what vLLM finished in this step because its load failed."""
+        if not self._failed:
             return
+        failed, self._failed = self._failed, []
+        for leg, at_ns in failed:
+            self._close_decode(leg, at_ns, self._load_error(leg))
+
+    def _freed(self, request_id: str) -> None:
+        """Blocks held for the decode engine are freed; without evidence the lease ran out, unless
+        there is nobody to give any."""
+        leg = self._legs.pop(request_id, None)
+        if leg is None:
+            return
+        outcome = leg.outcome or (sc.LEASE_EXPIRED if self._worker_tells else "")
         data = {sc.LEASE_OUTCOME: outcome} if outcome else {}
         if outcome == sc.LEASE_EXPIRED:
             data[sc.ERROR_TYPE] = sc.ERROR_LEASE_EXPIRED
@@ -268,7 +355,7 @@ class SchedulerHooks:
             data = {**_prefill_data(leg), sc.ERROR_TYPE: sc.ERROR_LOAD_FAILED_RECOMPUTE}
             self._record(ev.RECOMPUTE_FIRST_TOKEN, request_id, data)
         else:
-            data = {sc.RECOMPUTED_TOKENS: leg.first_tokens or 0, **_loaded_at_once(leg)}
+            data = {sc.RECOMPUTED_TOKENS: leg.computed_here, **_loaded_at_once(leg)}
             self._record(ev.FIRST_TOKEN, request_id, data)
 
     def finishing(self, request: Any, *_: Any) -> None:
@@ -284,8 +371,8 @@ class SchedulerHooks:
         leg = self._legs.get(request_id)
         if leg is None:
             return
-        for waiting in (self._computing, self._complete, self._starting):
-            waiting.pop(request_id, None)
+        for table in (self._waiting, self._computing, self._complete, self._starting):
+            table.pop(request_id, None)
         if leg.role is _PREFILL:
             self._finish_prefill(leg, bool(result[0]), block_ids)
         else:
@@ -313,16 +400,24 @@ class SchedulerHooks:
             self._record(ev.CLOSED, request_id)
 
     def _finish_decode(self, leg: _Leg) -> None:
-        request, request_id = leg.request, leg.request.request_id
-        del self._legs[request_id]
+        status, at_ns = leg.request.status.name, self._finish_began
+        unserved = leg.admitted and not leg.scheduled
+        if status in _FINISHED:
+            self._close_decode(leg, at_ns, "")
+        elif status in _FAILED and unserved:
+            # vLLM fails the request ahead of telling the connector that the load failed, and why.
+            self._failed.append((leg, at_ns))
+        else:
+            cause = leg.failure if unserved and not leg.load_failed else ""
+            self._close_decode(leg, at_ns, cause or sc.ERROR_ABORTED)
+
+    def _close_decode(self, leg: _Leg, at_ns: int, error: str) -> None:
+        request = leg.request
+        self._legs.pop(request.request_id, None)
         data = {sc.OUTPUT_TOKENS: request.num_output_tokens, sc.PREEMPTIONS: _preemptions(leg)}
-        status = request.status.name
-        if status in _FAILED and (leg.load_failed or (leg.admitted and not leg.scheduled)):
-            # vLLM may fail the request before it tells the connector that the load failed.
-            data[sc.ERROR_TYPE] = sc.ERROR_READ_FAILED
-        elif status not in _FINISHED:
-            data[sc.ERROR_TYPE] = sc.ERROR_ABORTED
-        self._record(ev.DECODE_FINISHED, request_id, data)
+        if error:
+            data[sc.ERROR_TYPE] = error
+        self._recorder.record_at(ev.DECODE_FINISHED, at_ns, request.request_id, data)
 
 
 def _preemptions(leg: _Leg) -> int:

@@ -7,7 +7,7 @@ dicts whose single operations the interpreter makes atomic; nothing here takes a
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pdtrace.connector.carrier import attached
 from pdtrace.tracing import events as ev
@@ -23,6 +23,7 @@ _ERRORS: Final = {
     "push_reg_handshake_failed": sc.ERROR_HANDSHAKE_FAILED,
     "push_reg_notif_failed": sc.ERROR_REGISTRATION_FAILED,
 }
+_DISCONNECTED: Final = "nixlRemoteDisconnectError"
 _TRANSFER_FAILURES: Final = frozenset(
     {"transfer_setup_failed", "transfer_failed", "transfer_exception"}
 )
@@ -32,6 +33,15 @@ def bound(table: dict[Any, Any]) -> None:
     """Forget the oldest entries of a table that only grows when something never comes."""
     while len(table) > _MAX_TRACKED:
         table.pop(next(iter(table)), None)
+
+
+class Notes(NamedTuple):
+    """What the scheduler side is to be told with a step; fields as in `WorkerNotes`."""
+
+    seen: list[tuple[str, int, int]]
+    outcomes: dict[str, str]
+    failures: list[tuple[str, str]]
+    lost: list[str]
 
 
 class Transfer:
@@ -67,6 +77,8 @@ class WorkerHooks(ABC):
         self._descriptor_bytes: dict[int, Any] = {}
         self._seen: deque[tuple[str, int, int]] = deque(maxlen=_MAX_TRACKED)
         self._outcomes: dict[str, str] = {}
+        self._failures: deque[tuple[str, str]] = deque(maxlen=_MAX_TRACKED)
+        self._lost: deque[str] = deque(maxlen=_MAX_TRACKED)
         self._evidence: dict[str, str] = {}
         """Requests of P of which a completion or a notification was seen."""
 
@@ -84,6 +96,7 @@ class WorkerHooks(ABC):
         observe(agent, "make_prepped_xfer", after=self._made)
         observe(agent, "get_xfer_telemetry", after=self._completed)
         observe(agent, "get_new_notifs", after=self._drained)
+        observe(agent, "send_notif", raised=self._undelivered)
 
     # --- what arrives from the scheduler ---
 
@@ -257,6 +270,8 @@ class WorkerHooks(ABC):
 
     def results(self, results: Any, *_: Any, **__: Any) -> None:
         """The step's results: for each lease that ends, what is known of its blocks."""
+        if getattr(self._worker, "pcp_rank", 0) and not self._worker.pcp_dcp_sharded:
+            return  # holds only a copy, which nobody reads, and is done with it at once
         sending = results[0] if isinstance(results, tuple) else results.finished_sending
         for request_id in sending:
             outcome = self._evidence.pop(request_id, sc.LEASE_EXPIRED)
@@ -270,22 +285,18 @@ class WorkerHooks(ABC):
         self._transfers.pop(request_id, None)
         self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_LEASE_EXPIRED})
 
-    def take_notes(self) -> tuple[list[tuple[str, int, int]], dict[str, str]]:
-        """What the scheduler side is to be told with this step; both empty most of the time."""
-        if not self._seen and not self._outcomes:
-            return [], {}
-        # The push writer's thread may add to `_seen` meanwhile.
-        seen = [self._seen.popleft() for _ in range(len(self._seen))]
+    def take_notes(self) -> Notes:
+        """What the scheduler side is to be told with this step; all empty most of the time."""
         outcomes, self._outcomes = self._outcomes, {}
-        return seen, outcomes
+        return Notes(_taken(self._seen), outcomes, _taken(self._failures), _taken(self._lost))
 
-    def failed(self, failure_type: str, req_id: str | None = None, *_: Any, **__: Any) -> None:
+    def failed(self, failure_type: str, req_id: str | None = None, *_: Any, **more: Any) -> None:
         """vLLM logs a failure of this worker; what is open of the request ends with it."""
         if req_id is None:
             return
         error = _ERRORS.get(failure_type)
         if error is None and failure_type in _TRANSFER_FAILURES:
-            error = self.transfer_error
+            error = sc.ERROR_PEER_LOST if _is_lost(more.get("error")) else self.transfer_error
         if error is not None:
             self.fail(req_id, error)
 
@@ -295,4 +306,23 @@ class WorkerHooks(ABC):
             self._thread.failed = True
         self._asked.pop(request_id, None)
         self._transfers.pop(request_id, None)
+        self._failures.append((request_id, error))
         self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: error})
+
+    def _undelivered(self, error: Exception, agent_name: str, *_: Any, **__: Any) -> None:
+        """A message (most often a heartbeat) could not be sent: is its engine gone?"""
+        if not _is_lost(error):
+            return
+        for engine_id, agents in list(self._worker._remote_agents.items()):
+            if agent_name in agents.values():
+                self._lost.append(str(engine_id))
+
+
+def _is_lost(error: BaseException | None) -> bool:
+    """Whether NIXL says that the other side of a connection is gone."""
+    return type(error).__name__ == _DISCONNECTED
+
+
+def _taken(queue: "deque[Any]") -> list[Any]:
+    """What is in a queue; other threads may add to it meanwhile."""
+    return [queue.popleft() for _ in range(len(queue))]

@@ -86,6 +86,17 @@ def test_the_engines_own_error_passes_unmodified() -> None:
     assert not seen and not guard.errors
 
 
+def test_an_error_of_the_engines_own_can_be_seen() -> None:
+    """It passes all the same, also when the hook that sees it fails."""
+    engine, guard, seen = Engine(), Guard(), []
+    guard.observe(engine, "step", raised=lambda *args: seen.append(args))
+    guard.observe(engine, "step", raised=broken)
+    with pytest.raises(ValueError, match="-1") as raised:
+        engine.step(-1)
+    assert engine.step(1) == 1
+    assert seen == [(raised.value, -1)] and guard.errors == {"step": 1}
+
+
 def test_what_is_no_error_of_ours_passes() -> None:
     """Exit and interrupt are not swallowed."""
 

@@ -60,7 +60,7 @@ def test_pull_of_a_warm_pair(pull: Pair) -> None:
 
     pull.at(50)
     eventually(lambda: pull.p.worker.get_transfer_results().finished_sending == {P_ID})
-    seen, outcomes = pull.p.hooks.take_notes()
+    seen, outcomes, _, _ = pull.p.hooks.take_notes()
     assert seen == [(P_ID, pull.p.recorder.wall_ns(50), 0)]
     assert outcomes == {P_ID: sc.LEASE_READ}
     assert pull.p.finish() == []

@@ -103,7 +103,7 @@ def test_push_with_the_registration_first(push: Pair) -> None:
         "end": 70,
         "attributes": common("p", **peer, **{sc.OBSERVED_BY: sc.OBSERVED_BY_STEP}),
     }
-    assert push.p.hooks.take_notes() == ([], {P_ID: sc.LEASE_WRITTEN})
+    assert push.p.hooks.take_notes().outcomes == {P_ID: sc.LEASE_WRITTEN}
 
 
 def test_push_with_the_blocks_first(push: Pair) -> None:
@@ -124,7 +124,7 @@ def test_push_with_the_blocks_first(push: Pair) -> None:
 
     push.at(60)
     turn_until(push.d, lambda: not push.d.worker._pending_completion_notifs.empty())
-    ((request_id, at_ns, rank),), outcomes = push.d.hooks.take_notes()
+    ((request_id, at_ns, rank),), outcomes, _, _ = push.d.hooks.take_notes()
     assert (request_id, at_ns, rank, outcomes) == (
         D_ID,
         push.d.recorder.wall_ns(60),
@@ -273,7 +273,7 @@ def test_a_completion_that_another_thread_sees_first_is_reported_once(push: Pair
         (sc.SPAN_WRITE_COMPLETE, 66, 66),
     ]
     assert push.p.hooks._transfers == {}
-    assert push.p.hooks.take_notes()[1] == {P_ID: sc.LEASE_WRITTEN}
+    assert push.p.hooks.take_notes().outcomes == {P_ID: sc.LEASE_WRITTEN}
 
 
 class _Forgetful(dict[str, list[Any]]):

@@ -4,10 +4,22 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
-import engine_imports  # noqa: F401  # first of all
 import pytest
-from vllm.sampling_params import SamplingParams
-from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from scheduler_engine import (
+    ABORTED,
+    CALLER,
+    COMPUTED,
+    DECODE,
+    ID,
+    LENGTH,
+    PEER,
+    PREFILL,
+    Connector,
+    Engine,
+    Metadata,
+    request,
+    span,
+)
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -16,158 +28,7 @@ from pdtrace.connector.notes import WorkerNotes
 from pdtrace.connector.scheduler import SchedulerHooks
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.guard import Guard
-from pdtrace.tracing.ids import derived_trace_id
-from pdtrace.tracing.testing import EPOCH_NS, SettableClock, make_recorder, span_dict
-
-ID = "cmpl-a-0-0123abcd"
-CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-PREFILL = {"do_remote_decode": True}
-DECODE = {"do_remote_prefill": True, "remote_engine_id": "engine-p"}
-LENGTH, ABORTED = RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED
-
-
-class Metadata:
-    """Connector metadata: a plain object."""
-
-
-class Connector:
-    """The scheduler side of a connector: a facade that does nothing, called as vLLM calls it."""
-
-    held = False
-
-    def on_new_request(self, request: Request) -> None:
-        """The engine core has it."""
-
-    def get_num_new_matched_tokens(
-        self, request: Request, num_computed_tokens: int
-    ) -> tuple[int, bool]:
-        """How much it can load."""
-        return 7, True
-
-    def update_state_after_alloc(
-        self, request: Request, blocks: Any, num_external_tokens: int
-    ) -> None:
-        """Blocks were allocated."""
-
-    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> Metadata:
-        """A step is scheduled."""
-        return Metadata()
-
-    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """A step is done."""
-
-    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, None]:
-        """One flat list of blocks."""
-        return self.held, None
-
-    def request_finished_all_groups(
-        self, request: Request, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, None]:
-        """Blocks by group."""
-        return self.held, None
-
-
-def request(
-    params: dict[str, Any] | None,
-    request_id: str = ID,
-    prompt: int = 5,
-    headers: dict[str, str] | None = None,
-) -> Request:
-    """A request of vLLM's."""
-    extra = {"kv_transfer_params": params} if params else None
-    sampling = SamplingParams(max_tokens=4, extra_args=extra)
-    return Request(request_id, list(range(prompt)), sampling, None, trace_headers=headers)
-
-
-class Engine:
-    """Calls the connector in the order in which vLLM's scheduler does."""
-
-    def __init__(self, mode: str, hooks: type[SchedulerHooks] = SchedulerHooks) -> None:
-        self.clock = SettableClock()
-        self.recorder, self.exporter = make_recorder(self.clock)
-        self.connector = Connector()
-        self.hooks = hooks(self.recorder, mode, "demo")
-        self.hooks.install(self.connector, self.recorder.guard)
-
-    def arrive(self, at: int, request: Request) -> None:
-        """`Scheduler.add_request`."""
-        self.clock.mono = at
-        self.connector.on_new_request(request)
-
-    def attempt(self, at: int, request: Request) -> None:
-        """The scheduler asks what the connector can load."""
-        self.clock.mono = at
-        assert self.connector.get_num_new_matched_tokens(request, 0) == (7, True)
-
-    def allocate(self, at: int, request: Request, external: int) -> None:
-        """Blocks are allocated."""
-        self.clock.mono = at
-        self.connector.update_state_after_alloc(request, object(), external)
-
-    def step(self, at: int, **tokens: int) -> Any:
-        """The end of `Scheduler.schedule`: who runs with how many tokens (`r` is the request)."""
-        self.clock.mono = at
-        scheduled = {ID if name == "r" else name: n for name, n in tokens.items()}
-        output = SchedulerOutput(
-            scheduled_new_reqs=[],
-            scheduled_cached_reqs=CachedRequestData.make_empty(),
-            num_scheduled_tokens=scheduled,
-            total_num_scheduled_tokens=sum(scheduled.values()),
-            scheduled_spec_decode_tokens={},
-            scheduled_encoder_inputs={},
-            num_common_prefix_blocks=[],
-            finished_req_ids=set(),
-            free_encoder_mm_hashes=[],
-        )
-        return self.connector.build_connector_meta(output)
-
-    def output(self, at: int, notes: WorkerNotes | None = None, **done: Any) -> None:
-        """`Scheduler.update_from_output`, after the tokens were appended."""
-        self.clock.mono = at
-        self.connector.update_connector_output(
-            KVConnectorOutput(kv_connector_worker_meta=notes, **done)
-        )
-
-    def finish(
-        self, at: int, request: Request, status: RequestStatus = LENGTH, held: bool = False
-    ) -> None:
-        """`Scheduler._free_request`."""
-        self.clock.mono = at
-        request.status = status
-        self.connector.held = held
-        assert self.connector.request_finished_all_groups(request, ([1, 2], [3])) == (held, None)
-
-    def spans(self) -> list[dict[str, Any]]:
-        """All spans; no hook failed, nothing was lost, nothing is left."""
-        self.recorder.flush()
-        assert self.recorder.losses() == {}
-        assert len(self.recorder._assembler) == len(self.hooks._legs) == 0
-        tables = (self.hooks._computing, self.hooks._complete, self.hooks._starting)
-        assert tables == ({}, {}, {})
-        return [span_dict(span) for span in self.exporter.spans]
-
-
-def span(
-    name: str, start: int, end: int, mode: str, own: dict[str, Any], **parts: Any
-) -> dict[str, Any]:
-    """A whole span of the request; decode legs know their peer."""
-    attributes = {
-        sc.REQUEST_ID: "a",
-        sc.ENGINE_REQUEST_ID: ID,
-        sc.MODE: mode,
-        sc.MODEL: "demo",
-        sc.INPUT_TOKENS: 5,
-        **own,
-    }
-    ids = {"trace": derived_trace_id("a"), "parent": None}
-    found = {"name": name, **ids, "start": start, "end": end, "attributes": attributes, **parts}
-    if sc.ERROR_TYPE in own:
-        found["error"] = True
-    return found
-
-
-PEER = {sc.PEER_ENGINE_ID: "engine-p"}
-COMPUTED = {sc.PREFILL_STEPS: 1, sc.PREFILL_CACHED_TOKENS: 0, sc.PREEMPTIONS: 0}
+from pdtrace.tracing.testing import EPOCH_NS, SettableClock, make_recorder
 
 
 def test_a_prefill_leg_of_pull_until_its_blocks_are_read() -> None:
@@ -437,94 +298,6 @@ def test_a_first_token_that_is_also_the_last(status: RequestStatus) -> None:
     ]
 
 
-def test_a_failed_load_that_decode_recomputes() -> None:
-    """The KV wait failed; the prompt is then computed here, and that span says so."""
-    engine, leg = Engine("pull"), request(DECODE)
-    engine.arrive(10, leg)
-    engine.allocate(20, leg, 4)
-    engine.step(21)
-    engine.output(40, finished_recving={ID}, failed_recving={ID})
-    engine.allocate(50, leg, 0)
-    engine.step(51, r=5)
-    leg.append_output_token_ids(1)
-    engine.output(60)
-    engine.finish(70, leg)
-    failed = {**PEER, sc.EXTERNAL_TOKENS: 4, sc.ERROR_TYPE: sc.ERROR_READ_FAILED}
-    recomputed = {**PEER, **COMPUTED, sc.ERROR_TYPE: sc.ERROR_LOAD_FAILED_RECOMPUTE}
-    assert engine.spans()[1:] == [
-        span(sc.SPAN_KV_WAIT, 20, 40, "pull", failed),
-        span(sc.SPAN_DECODE_START, 40, 50, "pull", PEER),
-        span(sc.SPAN_PREFILL, 50, 60, "pull", recomputed),
-        span(sc.SPAN_DECODE, 60, 70, "pull", {**PEER, sc.OUTPUT_TOKENS: 1, sc.PREEMPTIONS: 0}),
-    ]
-
-
-def test_a_failed_load_that_fails_the_request() -> None:
-    """vLLM fails the request before it tells the connector: it is a failed read, no abort."""
-    engine, leg = Engine("pull"), request(DECODE)
-    engine.arrive(10, leg)
-    engine.allocate(20, leg, 4)
-    engine.step(21)
-    engine.finish(40, leg, RequestStatus.FINISHED_ERROR)
-    engine.output(41, finished_recving={ID}, failed_recving={ID})
-    own = {
-        **PEER, sc.ERROR_TYPE: sc.ERROR_READ_FAILED,
-    }  # fmt: skip
-    assert engine.spans()[1:] == [span(sc.SPAN_KV_WAIT, 20, 40, "pull", own)]
-
-
-ABORT = {**PEER, sc.ERROR_TYPE: sc.ERROR_ABORTED}
-
-
-@pytest.mark.parametrize(
-    ("stage", "expected"),
-    [
-        ("arrived", (sc.SPAN_DECODE_ADMISSION, 10)),
-        ("allocated", (sc.SPAN_KV_WAIT, 20)),
-        ("complete", (sc.SPAN_DECODE_START, 40)),
-        ("scheduled", (sc.SPAN_FIRST_DECODE, 50)),
-        ("decoding", (sc.SPAN_DECODE, 60)),
-    ],
-)
-def test_a_decode_leg_aborted_at_each_stage(stage: str, expected: tuple[str, int]) -> None:
-    """What is open ends as aborted; a transfer that completes later is not news."""
-    engine, leg = Engine("push"), request(DECODE)
-    engine.arrive(10, leg)
-    if stage != "arrived":
-        engine.allocate(20, leg, 4)
-        engine.step(21)
-    if stage in ("complete", "scheduled", "decoding"):
-        engine.output(40, finished_recving={ID})
-    if stage in ("scheduled", "decoding"):
-        engine.allocate(50, leg, 0)
-        engine.step(51, r=1)
-    if stage == "decoding":
-        leg.append_output_token_ids(1)
-        engine.output(60)
-    engine.finish(90, leg, ABORTED)
-    engine.output(95, WorkerNotes([(ID, EPOCH_NS + 94, 0)]), finished_recving={ID})
-    last = engine.spans()[-1]
-    name, start = expected
-    own: dict[str, Any] = dict(ABORT)
-    if stage == "decoding":
-        own |= {sc.OUTPUT_TOKENS: 1, sc.PREEMPTIONS: 0}
-    assert last == span(name, start, 90, "push", own)
-
-
-@pytest.mark.parametrize("scheduled", [False, True])
-def test_a_prefill_leg_aborted(scheduled: bool) -> None:
-    """In the queue or while it computes; no lease begins."""
-    engine, leg = Engine("push"), request(PREFILL)
-    engine.arrive(10, leg)
-    if scheduled:
-        engine.allocate(20, leg, 0)
-        engine.step(21, r=5)
-    engine.finish(90, leg, ABORTED)
-    start, name = (20, sc.SPAN_PREFILL) if scheduled else (10, sc.SPAN_PREFILL_QUEUE)
-    own = {sc.ERROR_TYPE: sc.ERROR_ABORTED}
-    assert engine.spans()[-1] == span(name, start, 90, "push", own)
-
-
 @pytest.mark.parametrize("carrier", ["header", "body", "both"])
 def test_the_callers_context_comes_by_header_or_body(carrier: str) -> None:
     """vLLM drops headers without its own endpoint; the body survives, and the header wins."""
@@ -565,14 +338,15 @@ def test_the_table_of_legs_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(engine.exporter.spans) == 1
 
 
-def test_a_rank_without_evidence_does_not_overrule_one_that_has_it() -> None:
-    """vLLM merges the notes of several ranks in any order."""
-    one = WorkerNotes([("a", 1, 0)], {"x": "expired", "y": "written", "z": "expired"})
-    other = WorkerNotes([("b", 2, 1)], {"x": "written", "y": "expired", "z": "expired"})
-    for merged in (one.aggregate(other), other.aggregate(one)):
-        assert isinstance(merged, WorkerNotes)
-        assert merged.outcomes == {"x": "written", "y": "written", "z": "expired"}
+def test_a_rank_whose_lease_ran_out_overrules_those_with_evidence() -> None:
+    """Several workers' notes of one step become one."""
+    one = WorkerNotes([("a", 1, 0)], {"x": "expired", "y": "written", "z": "written"}, [("f", "e")])
+    other = WorkerNotes([("b", 2, 1)], {"x": "written", "y": "expired", "z": "written"}, [], ["p"])
+    for left, right in ((one, other), (other, one)):
+        merged = left.aggregate(right)
         assert sorted(merged.seen) == [("a", 1, 0), ("b", 2, 1)]
+        assert merged.outcomes == {"x": "expired", "y": "expired", "z": "written"}
+        assert (merged.failures, merged.lost) == ([("f", "e")], ["p"])
 
 
 def anything(engine: Engine, leg: Request, at: int, rng: random.Random) -> None:

@@ -1,5 +1,6 @@
 """What worker hooks say when vLLM's own worker fails, on two real NIXL agents."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from pair_steps import (
     shake_hands_of_decode,
     shape,
     turn_until,
+    wanted,
 )
 
 from pdtrace.tracing import semconv as sc
@@ -40,7 +42,7 @@ def test_a_write_that_cannot_be_posted(push: Pair) -> None:
     assert error_of(push.p.spans()) == [(sc.SPAN_WRITE_SUBMIT, sc.ERROR_WRITE_FAILED)]
     push.p.worker._reqs_to_send[P_ID] = 0.0
     assert push.p.worker.get_transfer_results().finished_sending == {P_ID}
-    assert push.p.hooks.take_notes() == ([], {P_ID: sc.LEASE_EXPIRED})
+    assert push.p.hooks.take_notes().outcomes == {P_ID: sc.LEASE_EXPIRED}
     assert len(push.p.finish()) == 3
 
 
@@ -72,7 +74,7 @@ def test_a_failed_write_beside_a_good_one_is_not_a_success(push: Pair) -> None:
     assert len(calls) == 2
     worker._reqs_to_send[P_ID] = 0.0
     worker.get_transfer_results()
-    assert push.p.hooks.take_notes() == ([], {P_ID: sc.LEASE_EXPIRED})
+    assert push.p.hooks.take_notes().outcomes == {P_ID: sc.LEASE_EXPIRED}
     assert error_of(push.p.finish()) == [(sc.SPAN_WRITE_SUBMIT, sc.ERROR_WRITE_FAILED)]
     assert push.p.hooks._transfers == {}
 
@@ -144,7 +146,7 @@ def test_a_lease_that_nobody_used(push: Pair) -> None:
     assert push.p.hooks._handed
     push.p.worker._reqs_to_send[P_ID] = 0.0
     push.p.worker.get_transfer_results()
-    assert push.p.hooks.take_notes() == ([], {P_ID: sc.LEASE_EXPIRED})
+    assert push.p.hooks.take_notes().outcomes == {P_ID: sc.LEASE_EXPIRED}
     assert shape(push.p.finish()) == [(sc.SPAN_PREFILL_END, 50, 55)]
     assert push.p.hooks._handed == {}
 
@@ -168,12 +170,66 @@ def test_a_read_that_fails_on_the_way(pull: Pair) -> None:
     assert error_of(pull.d.finish()) == [(sc.SPAN_READ_COMPLETE, sc.ERROR_READ_FAILED)]
 
 
+class nixlRemoteDisconnectError(Exception):
+    """Named as NIXL's own."""
+
+
+def fake_disconnection(*_: Any, **__: Any) -> None:
+    """Injected where a call of NIXL is to find its peer gone."""
+    raise nixlRemoteDisconnectError("injected")
+
+
+@pytest.mark.parametrize(
+    ("call", "span"),
+    [("transfer", sc.SPAN_READ_SUBMIT), ("check_xfer_state", sc.SPAN_READ_COMPLETE)],
+)
+def test_a_read_from_a_peer_that_is_gone(pull: Pair, call: str, span: str) -> None:
+    """NIXL says so, and so do the span and the scheduler's note."""
+    shake_hands(pull)
+    setattr(pull.d.worker.nixl_wrapper, call, fake_disconnection)
+    read(pull, [3], [1])
+    pull.d.worker.get_transfer_results()
+    assert error_of(pull.d.finish()) == [(span, sc.ERROR_PEER_LOST)]
+    assert pull.d.hooks.take_notes().failures == [(D_ID, sc.ERROR_PEER_LOST)]
+
+
+@pytest.mark.parametrize(("fake", "lost"), [(fake_failure, []), (fake_disconnection, ["engine-p"])])
+def test_a_heartbeat_to_a_peer_that_is_gone(
+    push: Pair, monkeypatch: pytest.MonkeyPatch, fake: Any, lost: list[str]
+) -> None:
+    """vLLM only logs it; the scheduler is told which engine, but not of failures that may pass."""
+    shake_hands(push)
+    beat = SimpleNamespace(host="", port=0, tp_size=1, dcp_size=1, pp_size=1, req_ids={P_ID})
+    with monkeypatch.context() as under_the_hook:
+        agent = push.d.worker.nixl_wrapper
+        under_the_hook.setattr(agent, "agent", SimpleNamespace(genNotif=fake))
+        push.d.step(heartbeat_by_engine={"engine-p": beat})
+    assert push.d.hooks.take_notes().lost == lost
+    assert push.d.finish() == []
+
+
+def test_a_read_of_blocks_that_expire_too_soon(pull: Pair) -> None:
+    """Reading back from D, vLLM turns it away without a word in the log either."""
+    shake_hands(pull)
+    pull.d.worker._bidirectional_kv_xfer_enabled = True
+    pull.d.worker._is_turn2_read_expired = lambda _: True
+    read(pull, [3], [1])
+    assert error_of(pull.d.finish()) == [(sc.SPAN_READ_SUBMIT, sc.ERROR_LEASE_EXPIRED)]
+
+
+def test_a_request_that_only_cleans_up_is_not_mistaken_for_one(pull: Pair) -> None:
+    """vLLM submits it after a failed one, with nothing to load: no span, not even if cold."""
+    pull.d.step(reqs_to_recv={D_ID: wanted(pull, [], [1], port=99)})
+    eventually(lambda: not pull.d.worker._failed_recv_reqs.empty())
+    assert pull.d.finish() == []
+
+
 def test_a_read_from_a_peer_that_is_known_bad(pull: Pair) -> None:
     """vLLM turns it away without a word in the log."""
     shake_hands(pull)
     pull.d.worker._invalid_remote_engines.add("engine-p")
     read(pull, [3], [1])
-    assert error_of(pull.d.finish()) == [(sc.SPAN_READ_SUBMIT, sc.ERROR_READ_FAILED)]
+    assert error_of(pull.d.finish()) == [(sc.SPAN_READ_SUBMIT, sc.ERROR_PEER_LOST)]
 
 
 def test_a_pull_handshake_with_nobody(pull: Pair) -> None:
@@ -194,5 +250,5 @@ def test_a_pull_lease_that_nobody_used(pull: Pair) -> None:
     pull.p.worker._reqs_to_process.add(P_ID)
     pull.p.worker._reqs_to_send[P_ID] = 0.0
     pull.p.worker.get_transfer_results()
-    assert pull.p.hooks.take_notes() == ([], {P_ID: sc.LEASE_EXPIRED})
+    assert pull.p.hooks.take_notes().outcomes == {P_ID: sc.LEASE_EXPIRED}
     assert pull.p.finish() == []

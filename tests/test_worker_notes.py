@@ -30,7 +30,7 @@ def test_no_notes_are_lost_between_threads(push: Pair) -> None:
 
     def take() -> None:
         while not stop.is_set():
-            taken.extend(push.d.hooks.take_notes()[0])
+            taken.extend(push.d.hooks.take_notes().seen)
             time.sleep(0)
 
     taker = threading.Thread(target=take)
@@ -39,7 +39,7 @@ def test_no_notes_are_lost_between_threads(push: Pair) -> None:
         push.d.hooks._drained({"prefill-agent": [f"{i}:1".encode()]})
     stop.set()
     taker.join(60)
-    taken.extend(push.d.hooks.take_notes()[0])
+    taken.extend(push.d.hooks.take_notes().seen)
     assert [request_id for request_id, _, _ in taken] == [str(i) for i in range(2000)]
 
 

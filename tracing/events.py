@@ -98,6 +98,8 @@ NOTIFICATION_SEEN: Final = EventKind(
 KV_COMPLETE: Final = EventKind(
     "kv_complete", ends=(sc.SPAN_KV_WAIT,), begins=(sc.SPAN_DECODE_START,)
 )
+KV_WAIT_FAILED: Final = EventKind("kv_wait_failed", ends=(sc.SPAN_KV_WAIT,))
+"""Nothing will come any more, as far as can be known; vLLM goes on waiting, and so the request."""
 DECODE_REFUSED: Final = EventKind("decode_refused", point=(sc.SPAN_DECODE_START, sc.EVENT_REFUSED))
 DECODE_SCHEDULED: Final = EventKind(
     "decode_scheduled", ends=(sc.SPAN_DECODE_START,), begins=(sc.SPAN_FIRST_DECODE,)

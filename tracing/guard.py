@@ -75,23 +75,25 @@ class Guard:
         *,
         before: Callable[..., None] | None = None,
         after: Callable[..., None] | None = None,
+        raised: Callable[..., None] | None = None,
         lost: str = _LOST,
     ) -> bool:
         """Wrap `target.method` on this one object.
 
         `before(*args, **kwargs)` runs ahead of the call, `after(result, *args, **kwargs)` behind
-        a call that returned. Arguments, result and exceptions pass unchanged. `lost` names what
-        there is no more of when the hook is off. False, and nothing is done, when the object has
-        no such method: that instant is then not observed.
+        a call that returned, `raised(error, *args, **kwargs)` behind one that raised. Arguments,
+        result and exceptions pass unchanged. `lost` names what there is no more of when the hook
+        is off. False, and nothing is done, when the object has no such method: that instant is
+        then not observed.
         """
         original = getattr(target, method, None)
         if original is None:
             return False
 
         def failed() -> None:
-            nonlocal before, after
+            nonlocal before, after, raised
             if self.failed(method, lost):
-                before = after = None
+                before = after = raised = None
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             if before is not None:
@@ -99,7 +101,15 @@ class Guard:
                     before(*args, **kwargs)
                 except Exception:
                     failed()
-            result = original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except Exception as error:
+                if raised is not None:
+                    try:
+                        raised(error, *args, **kwargs)
+                    except Exception:
+                        failed()
+                raise
             if after is not None:
                 try:
                     after(result, *args, **kwargs)

@@ -81,6 +81,8 @@ class Recorder:
         self.guard = guard or Guard()
         self.now: Callable[[], int] = self.clock.mono_ns
         self.dropped: Counter[str] = Counter()
+        self.ignored: Counter[str] = Counter()
+        """What is no request of anybody's and was left out on purpose: no loss."""
         self.recorded = 0
         self.exported = 0
         self._telemetry = telemetry
