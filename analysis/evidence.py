@@ -14,6 +14,8 @@ CLOCKS_NOT_ALIGNED: Final = "clocks_not_aligned"
 LEASE_EXPIRED: Final = "lease_expired"
 """The lease ran out before the last rank landed: the answer may rest on reused blocks."""
 ABORTED: Final = "aborted"
+PHANTOM: Final = "phantom_request"
+"""vLLM made an empty request of its own after this one had failed on D."""
 
 
 def clocks(cone: Cone, halfwidth_ns: pd.Series | None) -> dict[str, pd.Series]:
@@ -45,6 +47,8 @@ def flags(
         "load_failed_recompute": _recomputed(cone, row),
         "second_registration": _second_registration(cone),
         "retried": row["p_retried"] | row["d_retried"],
+        "several_choices": _several_choices(cone, own),
+        PHANTOM: cone.listed(own[own["phantom"]]),
         ABORTED: row["t1_ns"].isna() & _aborted(cone, own),
         "partial_trace": partial & pd.DataFrame(missing).any(axis=1),
         **missing,
@@ -82,17 +86,26 @@ def _recomputed(cone: Cone, row: pd.DataFrame) -> pd.Series:
 
 
 def _second_registration(cone: Cone) -> pd.Series:
-    """One P rank heard more than one registration from the same rank of D."""
+    """One P rank heard the same rank of D twice; without names, more often than D has ranks."""
     events = cone.events[cone.events["name"] == semconv.EVENT_REGISTRATION_RECEIVED]
     keys = [*transfers.RANK, "peer_rank"]
-    times = events.groupby(keys, dropna=False)["time_ns"].nunique()
-    again = times[times > 1].reset_index()
-    return cone.listed(again)
+    times = events.groupby(keys, dropna=False)["time_ns"].nunique().rename("times").reset_index()
+    sent = cone.named(semconv.SPAN_REGISTRATION, SIDE_DECODE).groupby("key")["tp_rank"].nunique()
+    ranks = times["key"].map(sent).fillna(1).where(times["peer_rank"].isna(), 1)
+    return cone.listed(times[times["times"] > ranks])
 
 
-def _aborted(cone: Cone, own: pd.DataFrame, partial: bool = False) -> pd.Series:
+def _aborted(cone: Cone, own: pd.DataFrame) -> pd.Series:
     lease = own["lease_outcome"] == semconv.LEASE_ABORTED
-    return cone.listed(own[(own["error_type"] == semconv.ERROR_ABORTED) | lease])
+    said = (own["error_type"] == semconv.ERROR_ABORTED) | lease
+    return cone.listed(own[said & ~own["phantom"]])
+
+
+def _several_choices(cone: Cone, own: pd.DataFrame) -> pd.Series:
+    """A leg on D ran several engine requests at once (`n` > 1); the first token's one counts."""
+    decode = own[(own["side"] == SIDE_DECODE) & ~own["phantom"]]
+    tries = decode[["key", "leg_no", "try"]].drop_duplicates()
+    return cone.listed(tries[tries.duplicated(["key", "leg_no"])])
 
 
 def _missing(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:

@@ -25,7 +25,8 @@ from pdtrace.tracing import semconv
 
 @dataclass(frozen=True)
 class Handoffs:
-    """`requests`: one row per request id. `ranks`: one row per initiating rank.
+    """`requests`: one row per request, by label (`id` and `instance` say the same in two).
+    `ranks`: one row per initiating rank.
 
     `handshakes`: those a request waits for. `tries`: every try on an engine, with `chosen`.
     `spans`: our spans, the losing tries' included. All instants are nullable Int64 ns.
@@ -41,18 +42,19 @@ class Handoffs:
 def join(
     table: SpansTable, halfwidth_ns: pd.Series | None = None, partial: bool = False
 ) -> Handoffs:
-    """One row per base request id that our own spans name.
+    """One row per request that our own spans name.
 
-    `halfwidth_ns`: by request id, how wrong the alignment of the times in `table` can be; a
+    `halfwidth_ns`: by label, how wrong the alignment of the times in `table` can be; a
     request on several clocks without one gets no half-width, and no split over hosts.
     `partial`: the source said that its answer was cut, so a missing side says nothing.
     """
     own = own_spans(table.spans)
     tries = attempts(own)
-    ids = pd.Index(sorted(own["request_id"].unique()), name="request_id", dtype="str")
+    named = own[~own["phantom"]].drop_duplicates("request_id").set_index("request_id").sort_index()
+    ids = named.index
     cone = Cone(own[in_chosen(own, tries)], table.events, ids)
     found = transfers.ranks(cone)
-    row = pd.DataFrame(index=ids)
+    row = named[["id", "instance"]].copy()
     row = row.assign(**_router(cone), **_prefill(cone), **_decode(cone))
     row = row.assign(**_starts(cone, tries), **_handoff(cone, found, row))
     row["mode"] = _mode(cone)
@@ -136,9 +138,16 @@ def _decode(cone: Cone) -> dict[str, pd.Series]:
 def _starts(cone: Cone, tries: pd.DataFrame) -> dict[str, pd.Series]:
     """Start of the first try on each side: its arrival, or its leg if it never arrived."""
     counted = tries[tries["chosen"]]
-    columns = ["key", "side", "start_ns"]
-    paired = tries[columns].merge(counted[columns], on=columns[:2], suffixes=("", "_counted"))
-    not_later = paired[paired["start_ns"] <= paired["start_ns_counted"]]
+    columns = ["key", "side", "start_ns", "leg_no"]
+    every = tries.reset_index()[["try", *columns]]
+    paired = every.merge(
+        counted.reset_index()[["try", *columns]], on=columns[:2], suffixes=("", "_counted")
+    )
+    # Another choice of the same leg is no earlier try.
+    other = (paired["leg_no"] != paired["leg_no_counted"]) | (
+        paired["try"] == paired["try_counted"]
+    )
+    not_later = paired[other & (paired["start_ns"] <= paired["start_ns_counted"])]
     legs = _numbered_legs(cone)
     found = {}
     for side, name in ((SIDE_PREFILL, "p_first_ns"), (SIDE_DECODE, "d_first_ns")):

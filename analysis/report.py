@@ -43,15 +43,16 @@ def json_lines(split: Split) -> Iterator[bytes]:
 
 def request_records(split: Split) -> Iterator[dict[str, object]]:
     """The JSON objects of `json_lines`."""
-    place = {request_id: at for at, request_id in enumerate(split.splittable)}
+    place = {label: at for at, label in enumerate(split.splittable)}
     classes, exposed, hidden, drag = (
         frame.to_numpy(np.int64)
         for frame in (split.classes, split.exposed, split.hidden, split.drag)
     )
-    for request_id, row in request_rows(split.requests):
-        at = place.get(request_id)
+    for label, row in request_rows(split.requests):
+        at = place.get(label)
         yield {
-            "request_id": request_id,
+            "request_id": row.id,
+            "instance": row.instance,
             "trace_id": row.trace_id,
             "mode": row.mode,
             "prefill_engine": row.prefill_engine,
@@ -161,19 +162,16 @@ _COUNT_WORDS: Final = {
 
 def flagged_table(split: Split, limit: int = 20) -> Table:
     """Requests with flags, or without a first token: at most `limit` of them."""
-    marked = [
-        (request_id, row)
-        for request_id, row in request_rows(split.requests)
-        if row.flags or row.t1_ns is None
-    ]
+    rows = (row for _, row in request_rows(split.requests))
+    marked = [row for row in rows if row.flags or row.t1_ns is None]
     shown = [
         (
-            request_id,
+            row.name,
             row.mode or NOT_KNOWN,
             "no first token" if row.t1_ns is None else milliseconds(row.ttft_ns, row.lower_bound),
             ", ".join(row.flags),
         )
-        for request_id, row in marked[:limit]
+        for row in marked[:limit]
     ]
     more = len(marked) - len(shown)
     title = f"Flags ({more} more not shown)" if more > 0 else "Flags"

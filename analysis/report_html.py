@@ -124,7 +124,7 @@ def _waterfalls(handoffs: Handoffs, split: Split) -> str:
     pieces = timeline(handoffs, split, ids)
     rows = dict(request_rows(split.requests.loc[ids]))
     return "".join(
-        f'<div class="request">{_heading(request_id, rows[request_id])}'
+        f'<div class="request">{_heading(rows[request_id])}'
         f"{_largest(split.exposed.T[request_id])}"
         f"{_chart(pieces[pieces['request_id'] == request_id], rows[request_id])}</div>"
         for request_id in ids
@@ -137,13 +137,13 @@ def _chart(pieces: pd.DataFrame, row: RequestRow) -> str:
     return waterfall(drawn, row.ttft_ns or 0, LANES)
 
 
-def _heading(request_id: str, row: RequestRow) -> str:
+def _heading(row: RequestRow) -> str:
     engines = f"{row.prefill_engine or '?'} → {row.decode_engine or '?'}"
     words = [word for word in (row.mode, row.dispatch, engines) if word]
     flags = "".join(f'<span class="flag">{escape(flag)}</span>' for flag in row.flags)
     ttft = report.milliseconds(row.ttft_ns, row.lower_bound)
     return (
-        f"<h3>{escape(ttft)} ms · <code>{escape(request_id)}</code>{flags}</h3>"
+        f"<h3>{escape(ttft)} ms · <code>{escape(row.name)}</code>{flags}</h3>"
         f'<div class="soft">{escape(" · ".join(words))}</div>'
     )
 

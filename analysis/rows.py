@@ -9,6 +9,8 @@ import pandas as pd
 class RequestRow(NamedTuple):
     """One request; times in ns, None where not known."""
 
+    id: str
+    instance: int
     trace_id: str | None
     mode: str | None
     dispatch: str | None
@@ -23,9 +25,14 @@ class RequestRow(NamedTuple):
     flags: tuple[str, ...]
     t1_ns: int | None
 
+    @property
+    def name(self) -> str:
+        """The request id for people; an id that was used again carries its number."""
+        return self.id if self.instance == 1 else f"{self.id} ({self.instance})"
+
 
 def request_rows(requests: pd.DataFrame) -> Iterator[tuple[str, RequestRow]]:
-    """Request id and values of each row of a split's `requests`, in their order."""
+    """Label and values of each row of a split's `requests`, in their order."""
     columns = [
         [None if value is pd.NA or value == "" else value for value in requests[name].tolist()]
         for name in RequestRow._fields

@@ -7,7 +7,7 @@
 `Shape` holds the lengths (ns); `truth` gives the intervals by construction, `records` the spans.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from reference_split import Interval, Known, Painted, paint, without
@@ -63,6 +63,10 @@ class Shape:
     decode: int = 90
     tokens: int = 10
     router: bool = True
+    peers: bool = False
+    """Whether legs name the peer's leg."""
+    choices: int = 1
+    """Requests that D runs for one leg; the first choice has the first token."""
 
     @property
     def push(self) -> bool:
@@ -212,6 +216,7 @@ class Writer:
         clock: str = CLOCK,
         engine: str = "",
         mode: str = "",
+        choice: str = "",
         **attributes: AttributeValue,
     ) -> None:
         """Add one span; attribute names are written with `__` for dots."""
@@ -226,7 +231,7 @@ class Writer:
         }
         if side != sc.ROLE_ROUTER:
             resource[sc.ENGINE_ID] = engine or f"{side[0]}-engine-0"
-            said[sc.ENGINE_REQUEST_ID] = f"cmpl-{self.request_id}-0-{attempt}"
+            said[sc.ENGINE_REQUEST_ID] = f"{choice}cmpl-{self.request_id}-0-{attempt}"
         said |= {key.replace("__", "."): value for key, value in attributes.items()}
         self.records.append(
             SpanRecord(
@@ -265,7 +270,33 @@ def records(shape: Shape, request_id: str = "r-1") -> list[SpanRecord]:
     _prefill_side(shape, at, writer)
     _decode_side(shape, at, writer)
     _transfers(shape, at, writer)
-    return writer.records
+    _other_choices(shape, at, writer)
+    return _named_peers(writer.records) if shape.peers else writer.records
+
+
+def _other_choices(shape: Shape, at: Instants, writer: Writer) -> None:
+    """D's further requests for the same leg: everything of theirs comes later."""
+    side = sc.ROLE_DECODE
+    for number in range(1, shape.choices):
+        choice, late = f"{number}_", 3 * number
+        has, token = at.d_has + late, at.token + late
+        writer.span(sc.SPAN_DECODE_ADMISSION, at.d_has, has, side, choice=choice)
+        writer.span(sc.SPAN_KV_WAIT, has, at.told + late, side, choice=choice)
+        writer.span(sc.SPAN_FIRST_DECODE, at.told + late, token, side, choice=choice)
+        writer.span(sc.SPAN_DECODE, token, token + shape.decode, side, choice=choice)
+
+
+def _named_peers(spans: list[SpanRecord]) -> list[SpanRecord]:
+    """Each leg names the peer's: D in pull, P in push; a try that was lost served nobody."""
+    changed = []
+    for span in spans:
+        own, mode = str(span.attributes.get(sc.ENGINE_REQUEST_ID, "")), span.attributes[sc.MODE]
+        role = sc.ROLE_PREFILL if mode == sc.MODE_PUSH else sc.ROLE_DECODE
+        attributes = dict(span.attributes)
+        if span.resource[sc.ROLE] == role and not own.endswith(LOST):
+            attributes[sc.PEER_ENGINE_REQUEST_ID] = own.partition("_")[2] or own
+        changed.append(replace(span, attributes=attributes))
+    return changed
 
 
 def _router(shape: Shape, at: Instants, writer: Writer) -> None:

@@ -106,7 +106,17 @@ def _last_good(tries: list[list[SpanRecord]]) -> list[SpanRecord]:
             done = (sc.SPAN_PREFILL,)
         return sum(2 for r in spans if r.name in done and r.status != 2) > 0
 
-    ordered = sorted(tries, key=lambda t: (good(t), min(r.start_ns for r in t)))
+    def token(spans: list[SpanRecord]) -> int:
+        return min((r.end_ns for r in spans if r.name == sc.SPAN_FIRST_DECODE), default=0)
+
+    def leg(spans: list[SpanRecord]) -> str:
+        number, found, rest = _attr(spans[0], sc.ENGINE_REQUEST_ID).partition("_")
+        return rest if found and number.isdecimal() else number + found + rest
+
+    def begun(spans: list[SpanRecord]) -> int:
+        return min(r.start_ns for t in tries if leg(t) == leg(spans) for r in t)
+
+    ordered = sorted(tries, key=lambda t: (good(t), begun(t), -token(t)))
     return ordered[-1] if ordered else []
 
 

@@ -15,6 +15,7 @@ from pdtrace.cli.main import main
 DATA = Path(__file__).parent / "data"
 KEYS = [
     "request_id",
+    "instance",
     "trace_id",
     "mode",
     "prefill_engine",
