@@ -15,14 +15,17 @@ from typing import Final
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.id_generator import IdGenerator
-from opentelemetry.trace import Tracer
+from opentelemetry.trace import NoOpTracer, Tracer
 
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.clock import clock_id
 from pdtrace.tracing.export import make_exporter
-from pdtrace.tracing.sampling import Sampler, make_sampler
+from pdtrace.tracing.guard import Guard
+from pdtrace.tracing.processor import RequestProcessor, RequestSampler
+from pdtrace.tracing.sampling import Keeper, Sampler, make_sampler
+from pdtrace.tracing.sender import Sender
 from pdtrace.tracing.settings import Settings, read_settings, wanted
 
 _log = logging.getLogger("pdtrace")
@@ -103,17 +106,24 @@ class Telemetry:
         self.settings = settings or Settings()
         self.sampler = sampler or Sampler()
         self.ids = id_generator or OwnRandomIds()
-        self._provider = TracerProvider(
-            resource=resource, id_generator=self.ids, shutdown_on_exit=False
-        )
-        self._processor: BatchSpanProcessor | None = None
+        self._provider: TracerProvider | None = None
+        self._sender: Sender | None = None
 
     @property
     def tracer(self) -> Tracer:
-        """A tracer whose spans are batched to the exporter; the first call starts its thread."""
-        if self.exporter is not None and self._processor is None:
-            self._processor = BatchSpanProcessor(self.exporter, schedule_delay_millis=500)
-            self._provider.add_span_processor(self._processor)
+        """A tracer whose spans are sampled and sent; the first call starts the sender's thread."""
+        if self.exporter is None:
+            return NoOpTracer()
+        if self._provider is None:
+            keeper = Keeper.of(self.settings)
+            self._provider = TracerProvider(
+                RequestSampler(self.sampler, keeper),
+                resource=self.resource,
+                id_generator=self.ids,
+                shutdown_on_exit=False,
+            )
+            self._sender = Sender(self.exporter, self.settings.queue_spans, Guard())
+            self._provider.add_span_processor(RequestProcessor(self._sender, keeper))
         return self._provider.get_tracer(sc.SCOPE_NAME)
 
     def reopened(self) -> "Telemetry":
@@ -128,10 +138,11 @@ class Telemetry:
 
     def shutdown(self, timeout_s: float = 2.0) -> None:
         """Send what is buffered, waiting at most about `timeout_s`, and close."""
-        if self._processor is not None:
-            self._processor.force_flush(int(timeout_s * 1000))
-            self._provider.shutdown()
-        elif self.exporter is not None:
+        if self._sender is not None:
+            self._sender.finish(timeout_s)
+            if self._sender.dropped:
+                _log.warning("pdtrace: spans dropped: %s", dict(self._sender.dropped))
+        if self.exporter is not None:
             self.exporter.shutdown()
 
 

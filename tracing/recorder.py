@@ -1,8 +1,9 @@
 """The hot path: one clock read and one append per event, on whatever thread has it.
 
-Everything else happens on a background thread of this process: events become spans, spans go to
-the exporter. The buffer is bounded and the newest event is dropped when it is full, because the
-older ones complete requests that are known already; nothing here blocks, and every loss is counted.
+Everything else happens on two background threads of this process: one turns events into spans, one
+sends spans (see `sender`). The buffer is bounded and the newest event is dropped when it is full,
+because the older ones complete requests that are known already; nothing here blocks, and every loss
+is counted. An endpoint that does not answer holds up the sender alone.
 """
 
 import atexit
@@ -18,19 +19,17 @@ from itertools import count
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
-from opentelemetry.sdk.trace.export import SpanExportResult
-
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.assembly import Assembler
 from pdtrace.tracing.clock import Clock
 from pdtrace.tracing.events import Event, EventKind
 from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.provider import Telemetry
+from pdtrace.tracing.sender import Sender
 
 _log = logging.getLogger("pdtrace")
-_BATCH_SPANS: Final = 512
+_HAND_OVER_SPANS: Final = 512
 _POLL_S: Final = 0.1
-_EXPORT_AFTER_S: Final = 0.5
 _REFRESH_S: Final = 1.0
 _LONGEST_SWEEP_S: Final = 10.0
 _REPORT_S: Final = 60.0
@@ -84,7 +83,6 @@ class Recorder:
         self.ignored: Counter[str] = Counter()
         """What is no request of anybody's and was left out on purpose: no loss."""
         self.recorded = 0
-        self.exported = 0
         self._telemetry = telemetry
         self._capacity = settings.buffer_events
         limit_s = min(settings.span_limit_s, settings.decode_limit_s)
@@ -92,14 +90,10 @@ class Recorder:
         self._events: deque[Event] = deque()
         self._buffer_full = [0]
         self.record: Record = make_record(self._events, self._capacity, self.now, self._buffer_full)
-        self._assembler = self._make_assembler()
-        self._work = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._last_refresh = self._last_sweep = time.monotonic()
-        self._last_report = self._last_export = self._last_sweep
+        self._last_refresh = self._last_sweep = self._last_report = time.monotonic()
+        self._begin(start)
         if start:
-            self._start()
+            _keep_through_fork_and_exit(self)
 
     def record_at(self, kind: EventKind, mono_ns: int, request_id: str, data: Any = None) -> None:
         """Record an event whose instant was taken earlier."""
@@ -112,39 +106,46 @@ class Recorder:
         """Unix nanoseconds of an instant of this process."""
         return self.clock.anchor().to_wall_ns(mono_ns)
 
+    @property
+    def exported(self) -> int:
+        """Spans that the endpoint has taken."""
+        return self._sender.exported
+
     def flush(self) -> None:
         """Turn all events so far into spans and export them, in the caller's thread."""
         with self._work:
             self._drain()
-            self._export()
+            self._hand_over()
+        self._sender.flush()
 
     def shutdown(self, timeout_s: float = 2.0) -> None:
         """End what is open, send what is buffered, wait at most about `timeout_s`. Idempotent."""
         if self._stop.is_set():
             return
         self._stop.set()
-        finisher = threading.Thread(target=self._finish, name="pdtrace-finish", daemon=True)
-        finisher.start()
-        finisher.join(timeout_s)
+        try:
+            with self._work:
+                self._drain()
+                self._assembler.close(self.now())
+                self._hand_over()
+        except Exception:
+            self.guard.failed("recorder")
+        self._sender.finish(timeout_s)
         self._telemetry.shutdown()
+        self._report()
 
-    def _finish(self) -> None:
-        with self._work:
-            self._drain()
-            self._assembler.close(self.now())
-            self._export()
-            self._report()
-
-    def _make_assembler(self) -> Assembler:
+    def _begin(self, start: bool) -> None:
+        """Everything that a process has for itself: what is open, what waits, the threads."""
         telemetry = self._telemetry
-        return Assembler(
-            telemetry.resource, telemetry.ids, _version(), telemetry.settings, telemetry.sampler
+        settings = telemetry.settings
+        self._assembler = Assembler(
+            telemetry.resource, telemetry.ids, _version(), settings, telemetry.sampler
         )
-
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="pdtrace-recorder", daemon=True)
-        self._thread.start()
-        _keep_through_fork_and_exit(self)
+        self._sender = Sender(telemetry.exporter, settings.queue_spans, self.guard, start)
+        self._work = threading.Lock()
+        self._stop = threading.Event()
+        if start:
+            threading.Thread(target=self._run, name="pdtrace-recorder", daemon=True).start()
 
     def _run(self) -> None:
         stop = self._stop
@@ -157,15 +158,13 @@ class Recorder:
 
     def _tick(self, now_s: float) -> None:
         self._drain()
-        finished = self._assembler.finished
-        if finished and now_s - self._last_export >= _EXPORT_AFTER_S:
-            self._export()
         if now_s - self._last_refresh >= _REFRESH_S:
             self._last_refresh = now_s
             self.clock.refresh()
         if now_s - self._last_sweep >= self._sweep_s:
             self._last_sweep = now_s
             self._assembler.expire(self.now())
+        self._hand_over()
         if now_s - self._last_report >= _REPORT_S:
             self._last_report = now_s
             self._report()
@@ -181,35 +180,24 @@ class Recorder:
             taken += 1
             if taken % _SLICE_EVENTS == 0:
                 time.sleep(0)
-            if len(assembler.finished) >= _BATCH_SPANS:
-                self._export()
+            if len(assembler.finished) >= _HAND_OVER_SPANS:
+                self._hand_over()
         self.recorded += taken
 
-    def _export(self) -> None:
-        spans = self._assembler.finished
-        self._last_export = time.monotonic()
-        if not spans:
-            return
-        batch = spans[:]
-        spans.clear()
-        exporter = self._telemetry.exporter
-        if exporter is None:
-            self.dropped["no_endpoint"] += len(batch)
-            return
-        try:
-            sent = exporter.export(batch) is SpanExportResult.SUCCESS
-        except Exception:
-            self.dropped["export_failed"] += len(batch)
-            self.guard.failed("export")
-            return
-        if sent:
-            self.exported += len(batch)
-        else:
-            self.dropped["export_failed"] += len(batch)
+    def _hand_over(self) -> None:
+        finished = self._assembler.finished
+        if finished:
+            self._sender.offer(finished)
+            finished.clear()
 
     def losses(self) -> dict[str, int]:
         """Everything that was lost so far, by reason: events or spans."""
-        lost = {"buffer_full": self._buffer_full[0], **self.dropped, **self._assembler.counts}
+        lost = {
+            "buffer_full": self._buffer_full[0],
+            **self.dropped,
+            **self._assembler.counts,
+            **self._sender.dropped,
+        }
         return {reason: number for reason, number in lost.items() if number}
 
     def _report(self) -> None:
@@ -232,11 +220,7 @@ class Recorder:
         """After a fork only the forking thread lives on, and the parent keeps what it recorded."""
         self._events.clear()
         self._telemetry = self._telemetry.reopened()
-        self._assembler = self._make_assembler()
-        self._work = threading.Lock()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="pdtrace-recorder", daemon=True)
-        self._thread.start()
+        self._begin(start=True)
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -1,0 +1,110 @@
+"""Finished spans to the endpoint: a bounded queue, and a thread that sends from it.
+
+One export may take as long as `OTEL_EXPORTER_OTLP_TIMEOUT` (10 s) says, with the SDK's retries in
+it. What the endpoint did not take by then is dropped, counted as `export_failed`, and the next
+batch is tried: so an endpoint that comes back is found by itself, and gets what still waits. When
+the queue is full its oldest spans are dropped, counted as `queue_full`: after an outage the newest
+tell most. Nothing here is ever called by an engine's thread.
+"""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Final
+
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from pdtrace.tracing.guard import Guard
+
+_BATCH_SPANS: Final = 512
+_INTERVAL_S: Final = 0.5
+
+
+class Sender:
+    """Sends what is offered at once if it was idle, else every half second; `start` its thread.
+
+    Without an exporter everything is dropped, as `no_endpoint`.
+    """
+
+    def __init__(
+        self, exporter: SpanExporter | None, capacity: int, guard: Guard, start: bool = True
+    ) -> None:
+        self.exported = 0
+        self.dropped: Counter[str] = Counter()
+        """Spans by the reason for which they were lost."""
+        self._exporter = exporter
+        self._capacity = capacity
+        self._guard = guard
+        self._queue: deque[ReadableSpan] = deque()
+        self._of_queue = threading.Lock()
+        self._of_exporter = threading.Lock()
+        self._offered = threading.Event()
+        self._closed = threading.Event()
+        if start:
+            threading.Thread(target=self._run, name="pdtrace-sender", daemon=True).start()
+
+    def offer(self, spans: Sequence[ReadableSpan]) -> None:
+        """Queue spans; returns at once."""
+        with self._of_queue:
+            self._queue.extend(spans)
+            excess = len(self._queue) - self._capacity
+            for _ in range(excess):
+                self._queue.popleft()
+        if excess > 0:
+            self.dropped["queue_full"] += excess
+        self._offered.set()
+
+    def flush(self) -> None:
+        """Send everything that is queued, in the caller's thread."""
+        with self._of_exporter:
+            while not self._closed.is_set() and (batch := self._take()):
+                self._send(batch)
+
+    def finish(self, timeout_s: float) -> None:
+        """Send what waits, for at most about `timeout_s`, and nothing after that.
+
+        What is not sent by then is dropped, as `not_sent`. Idempotent.
+        """
+        flusher = threading.Thread(target=self.flush, name="pdtrace-finish", daemon=True)
+        flusher.start()
+        flusher.join(timeout_s)
+        self._closed.set()
+        self._offered.set()
+        with self._of_queue:
+            unsent = len(self._queue)
+            self._queue.clear()
+        if unsent:
+            self.dropped["not_sent"] += unsent
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._offered.wait()
+            self._offered.clear()
+            try:
+                self.flush()
+            except Exception:
+                self._guard.failed("sender")
+            self._closed.wait(_INTERVAL_S)
+
+    def _take(self) -> list[ReadableSpan]:
+        with self._of_queue:
+            batch = list(islice(self._queue, _BATCH_SPANS))
+            for _ in batch:
+                self._queue.popleft()
+        return batch
+
+    def _send(self, batch: list[ReadableSpan]) -> None:
+        if self._exporter is None:
+            self.dropped["no_endpoint"] += len(batch)
+            return
+        try:
+            sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
+        except Exception:
+            self._guard.failed("export")
+            sent = False
+        if sent:
+            self.exported += len(batch)
+        else:
+            self.dropped["export_failed"] += len(batch)
