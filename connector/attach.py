@@ -1,10 +1,15 @@
 """Puts the hooks on one connector object of vLLM's, for whichever role it has."""
 
+from collections.abc import Callable
 from typing import Any
 
+from pdtrace.connector import compat
+from pdtrace.connector.compat import Place
 from pdtrace.connector.resource import model_name, resource_attributes, role_of
 from pdtrace.connector.scheduler import SchedulerHooks
+from pdtrace.connector.seams import Seams
 from pdtrace.connector.worker import WorkerHooks
+from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.provider import open_provider
 from pdtrace.tracing.recorder import Recorder
@@ -14,9 +19,17 @@ from pdtrace.tracing.settings import read_settings
 class Attachment:
     """What a traced connector keeps: its recorder, and the worker's hooks if it is a worker."""
 
-    def __init__(self, recorder: Recorder | None, worker_hooks: WorkerHooks | None) -> None:
+    def __init__(
+        self, seams: Seams, recorder: Recorder | None, worker_hooks: WorkerHooks | None
+    ) -> None:
         self.recorder = recorder
+        self._seams = seams
         self._worker_hooks = worker_hooks
+
+    def observe(self, point: compat.HookPoint, after: Callable[..., None]) -> None:
+        """Hook one point more, where this process is traced at all."""
+        if self.recorder is not None:
+            self._seams.observe(self.recorder.guard, point, after=after)
 
     def notes(self) -> Any | None:
         """`WorkerNotes` for the scheduler side, or None when there is nothing to tell."""
@@ -44,43 +57,50 @@ def attach(
     one. Without an endpoint nothing is wrapped and nothing costs anything.
     """
     worker = connector.connector_worker
-    recorder = _open_recorder(connector, vllm_config, worker)
+    seams = Seams.of(connector, mode)
+    recorder = _open_recorder(connector, vllm_config, worker, seams)
     if recorder is None:
-        return Attachment(None, None)
+        return Attachment(seams, None, None)
     guard = recorder.guard
     hooks = None
     if worker is None:
-        SchedulerHooks(recorder, mode, model_name(vllm_config)).install(connector, guard)
+        SchedulerHooks(recorder, mode, model_name(vllm_config)).install(seams, guard)
     else:
         hooks = worker_hooks(recorder, worker)
-        hooks.install(guard)
-        guard.observe(
-            connector,
-            "start_load_kv",
+        hooks.install(seams, guard)
+        seams.observe(
+            guard,
+            compat.LOAD,
             before=lambda *_, **__: hooks.step(connector._connector_metadata),
         )
-    return Attachment(recorder, hooks)
+    return Attachment(seams, recorder, hooks)
 
 
 def attach_scheduler(connector: Any, vllm_config: Any, mode: str) -> Attachment:
     """Trace the scheduler side of a connector of which nothing else is known; as `attach`."""
-    recorder = _open_recorder(connector, vllm_config, None)
+    seams = Seams(sc.MODE_NONE, {Place.FACADE_SCHEDULER: connector})
+    recorder = _open_recorder(connector, vllm_config, None, seams)
     if recorder is not None:
         model = model_name(vllm_config)
         hooks = SchedulerHooks(recorder, mode, model, worker_tells=False)
-        hooks.install(connector, recorder.guard)
-    return Attachment(recorder, None)
+        hooks.install(seams, recorder.guard)
+    return Attachment(seams, recorder, None)
 
 
-def _open_recorder(connector: Any, vllm_config: Any, worker: Any | None) -> Recorder | None:
+def _open_recorder(
+    connector: Any, vllm_config: Any, worker: Any | None, seams: Seams
+) -> Recorder | None:
     """The recorder of this process, ending with the connector; None without an endpoint."""
     extra = vllm_config.kv_transfer_config.kv_connector_extra_config or {}
     settings = read_settings(extra=extra.get("pdtrace"))
-    attributes = resource_attributes(vllm_config, type(connector).__name__, worker)
+    name = type(connector).__name__
+    attributes = resource_attributes(vllm_config, name, worker, seams.config())
     telemetry = open_provider(role_of(vllm_config), attributes, settings=settings)
     if telemetry.exporter is None:
         return None
+    seams.log()
     guard = Guard(error_limit=settings.hook_error_limit)
-    recorder = Recorder(telemetry, guard=guard)
-    guard.observe(connector, "shutdown", after=lambda *_: recorder.shutdown())
+    recorder = Recorder(telemetry, guard=guard, absent=seams.absent_spans)
+    for point in (compat.SCHEDULER_SHUTDOWN, compat.WORKER_SHUTDOWN):
+        seams.observe(guard, point, after=lambda *_: recorder.shutdown())
     return recorder

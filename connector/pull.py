@@ -1,12 +1,16 @@
 """`NixlPullConnector` (also `NixlConnector`) with hooks: D READs P's blocks after prefill."""
 
+from functools import partial
 from typing import Any
 
+# The one name that every vLLM has; from 0.24 on it stands for `NixlPullConnector`.
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import (
-    NixlPullConnector as _NixlPullConnector,
+    NixlConnector as _NixlPullConnector,
 )
 
+from pdtrace.connector import compat
 from pdtrace.connector.attach import attach
+from pdtrace.connector.seams import Seams
 from pdtrace.connector.worker import WorkerHooks, bound
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
@@ -26,11 +30,13 @@ class PullWorkerHooks(WorkerHooks):
         self._loading: dict[str, None] = {}
         """Requests of D that wait for KV; a full local hit passes through the same calls."""
 
-    def install(self, guard: Guard) -> None:
-        super().install(guard)
-        guard.observe(self._worker, "_read_blocks_for_req", before=self._reading, after=self._read)
-        guard.observe(self._worker, "_handle_failed_transfer", before=self._given_up)
-        guard.observe(self._worker, "_get_new_notifs", after=self._notified)
+    def install(self, seams: Seams, guard: Guard) -> None:
+        super().install(seams, guard)
+        observe = partial(seams.observe, guard)
+        observe(compat.HANDSHAKE_ASKED, before=self._asking)
+        observe(compat.READS, before=self._reading, after=self._read)
+        observe(compat.READ_GIVEN_UP, before=self._given_up)
+        observe(compat.READS_NOTIFIED, after=self._notified)
 
     def step(self, metadata: Any) -> None:
         """D's worker has the requests that are to be loaded."""
@@ -40,12 +46,17 @@ class PullWorkerHooks(WorkerHooks):
                 bound(self._loading)
                 self._record(ev.READ_BEGUN, request_id)
 
-    def _reading(self, req_id: str, _meta: Any) -> None:
-        """Called when the request arrives, and again when a handshake came between."""
+    def _asking(self, req_id: str, remote_engine_id: str, *_: Any) -> None:
+        """Before the handshake begins: it may fail inside the call."""
+        if req_id in self._loading:
+            self.handshake_asked(req_id, remote_engine_id, self._recorder.now())
+
+    def _reading(self, req_id: str, *_: Any) -> None:
+        """Called when the request can be read, or is tried, and again when a handshake is done."""
         if req_id in self._loading:
             self.entering(req_id)
 
-    def _read(self, _: Any, req_id: str, meta: Any) -> None:
+    def _read(self, _: Any, req_id: str, meta: Any, *__: Any) -> None:
         """Every READ of this rank is posted, unless the request waits for a handshake."""
         if not self.leaving(req_id) or req_id not in self._loading:
             return

@@ -1,13 +1,16 @@
 """`NixlPushConnector` with hooks: D registers its blocks, P's writer thread WRITEs into them."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.connector import (
     NixlPushConnector as _NixlPushConnector,
 )
 
+from pdtrace.connector import compat
 from pdtrace.connector.attach import attach
 from pdtrace.connector.carrier import block_count
+from pdtrace.connector.seams import Seams
 from pdtrace.connector.worker import WorkerHooks, bound
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
@@ -47,21 +50,18 @@ class PushWorkerHooks(WorkerHooks):
         """D's request id to how many of its ranks have yet to register: one was enough."""
         self._registration_bytes = 0
 
-    def install(self, guard: Guard) -> None:
-        super().install(guard)
-        observe, worker = guard.observe, self._worker
-        observe(
-            worker,
-            "_send_registration_to_p",
-            before=self._registering,
-            after=self._registered,
-        )
-        observe(worker, "_do_send_reg_notif", before=self._sending, after=self._sent)
-        observe(worker.nixl_wrapper, "send_notif", before=self._notifying)
-        observe(worker, "_handle_push_reg_notif", after=self._kept)
-        observe(worker, "_pop_matching_finished_blocks", before=self._registration_received)
-        observe(worker, "_do_start_push_kv", before=self._matched, after=self._pushed)
-        observe(worker, "_xfer_blocks_for_req", after=self._posted_all)
+    def install(self, seams: Seams, guard: Guard) -> None:
+        super().install(seams, guard)
+        observe = partial(seams.observe, guard)
+        observe(compat.HANDSHAKE, before=self._before_ensure, after=self._after_ensure)
+        observe(compat.HANDSHAKE_BLOCKING, before=self._blocking, after=self._blocked)
+        observe(compat.REGISTERED, before=self._registering, after=self._registered)
+        observe(compat.REGISTRATION_SENT, before=self._sending, after=self._sent)
+        observe(compat.NOTIFIED, before=self._notifying)
+        observe(compat.REGISTRATION_KEPT, after=self._kept)
+        observe(compat.REGISTRATION_RECEIVED, before=self._registration_received)
+        observe(compat.MATCHED, before=self._matched, after=self._pushed)
+        observe(compat.WRITES_POSTED, after=self._posted_all)
 
     def step(self, metadata: Any) -> None:
         """D: registrations leave the scheduler. P: finished blocks reach the writer."""
@@ -80,34 +80,59 @@ class PushWorkerHooks(WorkerHooks):
                 count = {sc.BLOCK_COUNT: block_count(block_ids)}
                 self._recorder.record_at(ev.BLOCKS_HANDED, now_ns, request_id, count)
 
+    # --- handshakes: most leave the request waiting; up to vLLM 0.26 P's blocks its writer ---
+
+    def _before_ensure(self, *_: Any, **__: Any) -> None:
+        self._thread.asked_ns = self._recorder.now()
+
+    def _after_ensure(self, pending: Any, engine_id: str, *_: Any, **__: Any) -> None:
+        request_id = getattr(self._thread, "request", None)
+        if pending is not None and request_id is not None:
+            self.handshake_asked(request_id, engine_id, self._thread.asked_ns)
+
+    def _blocking(
+        self, engine_id: str, _host: str, _port: int, _size: int, request_id: str, *_: Any
+    ) -> None:
+        if engine_id not in self._worker._remote_agents:
+            self.handshake_asked(request_id, engine_id, self._recorder.now())
+
+    def _blocked(
+        self, done: Any, _id: str, _host: str, _port: int, _size: int, request_id: str, *_: Any
+    ) -> None:
+        """vLLM logs no failure of this kind through the method that tells of the others."""
+        if done:
+            self.handshake_usable(request_id)
+        else:
+            self.fail(request_id, sc.ERROR_HANDSHAKE_FAILED)
+
     # --- D: the registration leaves ---
 
-    def _registering(self, request_id: str, _registration: Any) -> None:
+    def _registering(self, req_id: str, *_: Any) -> None:
         """Called when the registration is staged, and again when a handshake came between."""
-        self.entering(request_id)
+        self.entering(req_id)
 
-    def _registered(self, _: Any, request_id: str, _registration: Any) -> None:
-        self.leaving(request_id)
+    def _registered(self, _: Any, req_id: str, *__: Any) -> None:
+        self.leaving(req_id)
 
-    def _sending(self, _request_id: str, registration: dict[str, Any]) -> None:
+    def _sending(self, _req_id: str, registration: dict[str, Any], *_: Any) -> None:
         """Just before it is encoded: say which rank it comes from."""
         self._registration_bytes = 0
         rank = {sc.REGISTRATION_TP_RANK: int(self._worker.tp_rank)}
         # A dictionary of its own: ranks in one process are given the same registration.
         registration[sc.REGISTRATION_KEY] = {**registration.get(sc.REGISTRATION_KEY, {}), **rank}
 
-    def _notifying(self, _agent: str, notif_msg: bytes = b"") -> None:
+    def _notifying(self, _agent: str, notif_msg: bytes = b"", *_: Any, **__: Any) -> None:
         self._registration_bytes += len(notif_msg)
 
-    def _sent(self, _: Any, request_id: str, _registration: Any) -> None:
+    def _sent(self, _: Any, req_id: str, *__: Any) -> None:
         """Sent to every rank of P; without a byte sent there was nobody to send it to."""
         if self.has_failed():
             return
         if self._registration_bytes:
             data = {sc.REGISTRATION_BYTES: self._registration_bytes}
-            self._record(ev.REGISTRATION_SENT, request_id, data)
+            self._record(ev.REGISTRATION_SENT, req_id, data)
         else:
-            self.fail(request_id, sc.ERROR_REGISTRATION_FAILED)
+            self.fail(req_id, sc.ERROR_REGISTRATION_FAILED)
 
     def landed(self, request_id: str) -> None:
         self.keep_evidence(request_id)
@@ -118,11 +143,11 @@ class PushWorkerHooks(WorkerHooks):
 
     # --- P: the registration arrives, is matched, the WRITEs are posted ---
 
-    def _registration_received(self, decode_request_id: str) -> None:
+    def _registration_received(self, decode_request_id: str, *_: Any) -> None:
         """Taken from NIXL; which rank it is from shows when it is matched, or kept."""
         self._arriving = decode_request_id, self._recorder.now()
 
-    def _kept(self, _: Any, _message: bytes) -> None:
+    def _kept(self, *_: Any) -> None:
         """Without blocks to match it waits; vLLM keeps the last one of a request."""
         if self._arriving is not None:
             self._arrived(self._worker._pending_d_registrations.get(self._arriving[0]))
@@ -140,7 +165,9 @@ class PushWorkerHooks(WorkerHooks):
         else:
             del self._late[request_id]
 
-    def _matched(self, request_id: str, _blocks: Any, registration: dict[str, Any]) -> None:
+    def _matched(
+        self, request_id: str, _blocks: Any, registration: dict[str, Any], *_: Any
+    ) -> None:
         """Blocks and registration are both there; called again when a handshake came between."""
         now_ns = self._recorder.now()
         self._arrived(registration)
@@ -188,7 +215,7 @@ class PushWorkerHooks(WorkerHooks):
     def _pushed(self, _: Any, request_id: str, *__: Any) -> None:
         self.leaving(request_id)
 
-    def _posted_all(self, _: Any, req_id: str, meta: Any) -> None:
+    def _posted_all(self, _: Any, req_id: str, meta: Any, *__: Any) -> None:
         """Every WRITE of this rank is posted; vLLM logged a failure if one was not."""
         handles = self._worker.dst_xfer_side_handles.get(meta.remote.engine_id, {})
         self.all_posted(req_id, len(handles))
@@ -200,9 +227,7 @@ class NixlPushConnector(_NixlPushConnector):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._pdtrace = attach(self, vllm_config, sc.MODE_PUSH, PushWorkerHooks)
-        recorder = self._pdtrace.recorder
-        if recorder is not None and self.connector_scheduler is not None:
-            recorder.guard.observe(self, "update_state_after_alloc", after=self._tell_peer)
+        self._pdtrace.observe(compat.STAGED, after=self._tell_peer)
 
     def build_connector_worker_meta(self) -> Any:
         """Notes for the scheduler side; vLLM's own NIXL connector sends none."""

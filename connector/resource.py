@@ -72,15 +72,18 @@ def role_of(vllm_config: Any) -> str:
 
 
 def resource_attributes(
-    vllm_config: Any, connector: str, worker: Any | None
+    vllm_config: Any, connector: str, worker: Any | None, found: dict[str, Any]
 ) -> dict[str, AttributeValue]:
-    """Attributes of one engine process; `worker` is the worker-side connector, if this is one."""
+    """Attributes of one engine process; `worker` is the worker-side connector, if this is one.
+
+    `found` joins `pd.config`: what of this vLLM cannot be observed.
+    """
     transfer = vllm_config.kv_transfer_config
     attributes: dict[str, AttributeValue] = {
         sc.SERVICE_INSTANCE_ID: str(transfer.engine_id),
         sc.ENGINE_ID: str(transfer.engine_id),
         sc.CONNECTOR: connector,
-        sc.CONFIG: json.dumps(engine_config(vllm_config), sort_keys=True, default=str),
+        sc.CONFIG: json.dumps({**engine_config(vllm_config), **found}, sort_keys=True, default=str),
     }
     parallel = vllm_config.parallel_config
     if parallel.data_parallel_size > 1:

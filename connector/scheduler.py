@@ -5,9 +5,12 @@ another engine) or single (one engine for both). The hooks only read what vLLM p
 """
 
 from collections.abc import Container
+from functools import partial
 from typing import Any, Final
 
+from pdtrace.connector import compat
 from pdtrace.connector.carrier import RequestCarrier, attach, block_count
+from pdtrace.connector.seams import Seams
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.guard import Guard
@@ -84,22 +87,26 @@ class SchedulerHooks:
         """vLLM's table of registrations that are waited for; an id leaves it when it is late."""
         self._to_worker: dict[str, RequestCarrier] = {}
         self._finish_began = 0
+        self._told_of_arrivals = True
 
-    def install(self, connector: Any, guard: Guard) -> None:
+    def install(self, seams: Seams, guard: Guard) -> None:
         """Wrap the scheduler-side methods of one connector."""
-        inner = getattr(connector, "connector_scheduler", None)
-        self._deadlines = getattr(inner, "_push_registration_deadlines", None)
-        observe = guard.observe
-        observe(connector, "on_new_request", before=self.arrived)
-        observe(connector, "get_num_new_matched_tokens", before=self.attempted, after=self.answered)
-        observe(connector, "update_state_after_alloc", after=self.allocated)
-        observe(connector, "build_connector_meta", after=self.step_built)
-        observe(connector, "update_connector_output", before=self.output)
-        for method in ("request_finished", "request_finished_all_groups"):
-            observe(connector, method, before=self.finishing, after=self.finished)
+        self._told_of_arrivals = seams.has(compat.ARRIVED)
+        self._deadlines = seams.attribute(compat.DEADLINES)
+        observe = partial(seams.observe, guard)
+        observe(compat.ARRIVED, before=self.arrived)
+        observe(compat.ATTEMPTED, before=self.attempted, after=self.answered)
+        observe(compat.ALLOCATED, after=self.allocated)
+        observe(compat.STEP_BUILT, after=self.step_built)
+        observe(compat.OUTPUT, before=self.output)
+        for point in (compat.FINISHED, compat.FINISHED_ALL_GROUPS):
+            observe(point, before=self.finishing, after=self.finished)
 
     def arrived(self, request: Any) -> None:
         """The engine core has the request."""
+        self._arrived_at(request, self._recorder.now())
+
+    def _arrived_at(self, request: Any, mono_ns: int) -> None:
         if getattr(request, "abort_immediately", False):
             # Nobody's request: vLLM submits it after one that failed or was aborted before its
             # answer began, for the connector to clean up, and ends it at once.
@@ -125,11 +132,15 @@ class SchedulerHooks:
         traceparent = traceparent_of(request.trace_headers, params)
         context = ev.RequestContext(traceparent, base_request_id(request_id), attributes)
         self._legs[request_id] = _Leg(request, role, context)
-        self._record(ev.OPENED, request_id, context)
-        self._record(ev.DECODE_ARRIVED if role is _DECODE else ev.PREFILL_ARRIVED, request_id)
+        record_at = self._recorder.record_at
+        record_at(ev.OPENED, mono_ns, request_id, context)
+        arrived = ev.DECODE_ARRIVED if role is _DECODE else ev.PREFILL_ARRIVED
+        record_at(arrived, mono_ns, request_id)
 
     def attempted(self, request: Any, *_: Any) -> None:
         """The scheduler asked the connector how much it can load; the first time counts."""
+        if not self._told_of_arrivals and request.request_id not in self._legs:
+            self._arrived_at(request, compat.queued_ns(request) or self._recorder.now())
         leg = self._legs.get(request.request_id)
         if leg is not None and not leg.attempted:
             leg.attempted = True

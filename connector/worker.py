@@ -7,9 +7,12 @@ dicts whose single operations the interpreter makes atomic; nothing here takes a
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from functools import partial
 from typing import Any, Final, NamedTuple
 
+from pdtrace.connector import compat
 from pdtrace.connector.carrier import attached
+from pdtrace.connector.seams import Seams
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.guard import Guard
@@ -82,21 +85,19 @@ class WorkerHooks(ABC):
         self._evidence: dict[str, str] = {}
         """Requests of P of which a completion or a notification was seen."""
 
-    def install(self, guard: Guard) -> None:
+    def install(self, seams: Seams, guard: Guard) -> None:
         """Wrap the methods of the worker and of its NIXL agent."""
-        observe, worker = guard.observe, self._worker
-        observe(worker, "_ensure_handshake", before=self._before_ensure, after=self._after_ensure)
-        observe(worker, "_log_failure", before=self.failed)
-        results = "get_transfer_results"
-        observe(worker, results if hasattr(worker, results) else "get_finished", after=self.results)
-        agent = worker.nixl_wrapper
-        observe(agent, "get_xfer_descs", after=self._described)
-        observe(agent, "prep_xfer_dlist", after=self._prepared)
-        observe(agent, "release_dlist_handle", before=self._released)
-        observe(agent, "make_prepped_xfer", after=self._made)
-        observe(agent, "get_xfer_telemetry", after=self._completed)
-        observe(agent, "get_new_notifs", after=self._drained)
-        observe(agent, "send_notif", raised=self._undelivered)
+        observe = partial(seams.observe, guard)
+        observe(compat.FAILURE, before=self.failed)
+        observe(compat.RESULTS, after=self.results)
+        observe(compat.RESULTS_TUPLE, after=self.results)
+        observe(compat.DESCRIBED, after=self._described)
+        observe(compat.PREPARED, after=self._prepared)
+        observe(compat.RELEASED, before=self._released)
+        observe(compat.MADE, after=self._made)
+        observe(compat.COMPLETED, after=self._completed)
+        observe(compat.DRAINED, after=self._drained)
+        observe(compat.NOTIFIED, raised=self._undelivered)
 
     # --- what arrives from the scheduler ---
 
@@ -112,14 +113,13 @@ class WorkerHooks(ABC):
             since[request_id] = carrier.since_ns
         return since
 
-    # --- handshakes: asked when a call had to leave its request waiting, usable when it returns ---
+    # --- handshakes: asked when a call had to leave its request waiting, usable when it comes back
 
     def entering(self, request_id: str) -> None:
         """This thread begins work for a request that needs its peer's agent."""
         self._thread.request = request_id
         self._thread.failed = False
-        if self._asked.pop(request_id, None) is not None:
-            self._record(ev.HANDSHAKE_USABLE, request_id, {sc.HANDSHAKE_COLD: True})
+        self.handshake_usable(request_id)
 
     def leaving(self, request_id: str) -> bool:
         """The work is over; False if it failed, or if the request now waits for a handshake."""
@@ -130,17 +130,19 @@ class WorkerHooks(ABC):
         """Whether vLLM told of a failure of the request that this thread works for."""
         return getattr(self._thread, "failed", False)
 
-    def _before_ensure(self, *_: Any, **__: Any) -> None:
-        self._thread.asked_ns = self._recorder.now()
-
-    def _after_ensure(self, pending: Any, engine_id: str, *_: Any, **__: Any) -> None:
-        request_id = getattr(self._thread, "request", None)
-        if pending is None or request_id is None or request_id in self._asked:
+    def handshake_asked(self, request_id: str, engine_id: str, asked_ns: int) -> None:
+        """The request has to wait for a handshake with a peer; only the first time counts."""
+        if request_id in self._asked:
             return
-        self._asked[request_id] = self._thread.asked_ns
+        self._asked[request_id] = asked_ns
         bound(self._asked)
         self._record(ev.LEARNED, request_id, {sc.PEER_ENGINE_ID: str(engine_id)})
-        self._recorder.record_at(ev.HANDSHAKE_ASKED, self._thread.asked_ns, request_id)
+        self._recorder.record_at(ev.HANDSHAKE_ASKED, asked_ns, request_id)
+
+    def handshake_usable(self, request_id: str) -> None:
+        """It has been waited for."""
+        if self._asked.pop(request_id, None) is not None:
+            self._record(ev.HANDSHAKE_USABLE, request_id, {sc.HANDSHAKE_COLD: True})
 
     # --- transfers ---
 
@@ -272,8 +274,7 @@ class WorkerHooks(ABC):
         """The step's results: for each lease that ends, what is known of its blocks."""
         if getattr(self._worker, "pcp_rank", 0) and not self._worker.pcp_dcp_sharded:
             return  # holds only a copy, which nobody reads, and is done with it at once
-        sending = results[0] if isinstance(results, tuple) else results.finished_sending
-        for request_id in sending:
+        for request_id in compat.finished_sending(results):
             outcome = self._evidence.pop(request_id, sc.LEASE_EXPIRED)
             self._outcomes[request_id] = outcome
             if outcome == sc.LEASE_EXPIRED:

@@ -27,6 +27,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.tp_mapping import compute
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from pdtrace.connector import carrier, cpu_rig
+from pdtrace.connector.compat import Place
+from pdtrace.connector.seams import Seams
 from pdtrace.connector.worker import WorkerHooks
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.testing import EPOCH_NS, SettableClock, make_recorder, span_dict
@@ -224,7 +226,10 @@ class Side:
         self.clock, self.worker = clock, worker
         self.recorder, self.exporter = make_recorder(clock)
         self.hooks: Any = hooks(self.recorder, worker)
-        self.hooks.install(self.recorder.guard)
+        targets = {Place.WORKER: worker, Place.AGENT: worker.nixl_wrapper}
+        seams = Seams(worker._TRANSFER_MODE, targets)
+        assert seams.gaps == ()
+        self.hooks.install(seams, self.recorder.guard)
         worker.register()
 
     def step(self, carriers: dict[str, carrier.RequestCarrier] | None = None, **parts: Any) -> None:

@@ -41,9 +41,9 @@ class Pair:
         for side in (self.p, self.d):
             side.worker.close()
         for agent, plain in zip(self._agents, self._plain, strict=True):
-            agent.get_new_notifs()
             agent.__dict__.clear()
             agent.__dict__.update(plain)
+            agent.get_new_notifs()
 
 
 Make = Callable[..., Pair]

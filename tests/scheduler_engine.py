@@ -8,8 +8,10 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
+from pdtrace.connector.compat import Place
 from pdtrace.connector.notes import WorkerNotes
 from pdtrace.connector.scheduler import SchedulerHooks
+from pdtrace.connector.seams import Seams
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.ids import derived_trace_id
 from pdtrace.tracing.testing import SettableClock, make_recorder, span_dict
@@ -74,15 +76,26 @@ def request(
     return Request(request_id, list(range(prompt)), sampling, None, trace_headers=headers)
 
 
+def seams(connector: Any) -> Seams:
+    """The hook points of the facade, and of the scheduler behind it if there is one."""
+    scheduler = getattr(connector, "connector_scheduler", None)
+    return Seams("push", {Place.FACADE_SCHEDULER: connector, Place.SCHEDULER: scheduler})
+
+
 class Engine:
     """Calls the connector in the order in which vLLM's scheduler does."""
 
-    def __init__(self, mode: str, hooks: type[SchedulerHooks] = SchedulerHooks) -> None:
+    def __init__(
+        self,
+        mode: str,
+        hooks: type[SchedulerHooks] = SchedulerHooks,
+        connector: Connector | None = None,
+    ) -> None:
         self.clock = SettableClock()
         self.recorder, self.exporter = make_recorder(self.clock)
-        self.connector = Connector()
+        self.connector = connector or Connector()
         self.hooks = hooks(self.recorder, mode, "demo")
-        self.hooks.install(self.connector, self.recorder.guard)
+        self.hooks.install(seams(self.connector), self.recorder.guard)
 
     def arrive(self, at: int, request: Request) -> None:
         """`Scheduler.add_request`."""

@@ -2,15 +2,18 @@
 
 from typing import Any
 
+from opentelemetry.sdk.resources import Resource
 from recorder_bench import ENGINE_ID, PARENT, Bench
 
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
-from pdtrace.tracing.clock import Clock
+from pdtrace.tracing.assembly import Assembler
+from pdtrace.tracing.clock import Anchor, Clock
 from pdtrace.tracing.ids import derived_trace_id
 from pdtrace.tracing.testing import (
     EPOCH_NS,
     CapturingExporter,
+    CountedIds,
     make_recorder,
 )
 
@@ -152,3 +155,19 @@ def test_the_testing_helpers_use_the_real_clock_when_asked() -> None:
     """`make_recorder` without a clock stamps with the system's."""
     recorder, exporter = make_recorder()
     assert isinstance(recorder.clock, Clock) and isinstance(exporter, CapturingExporter)
+
+
+def test_a_span_that_this_process_cannot_tell_is_never_begun() -> None:
+    """Neither ended nor abandoned: its events are taken without it."""
+    assembler = Assembler(Resource({}), CountedIds(), absent=frozenset({sc.SPAN_PREFILL_QUEUE}))
+    anchor = Anchor(EPOCH_NS)
+    context = ev.RequestContext("", "a", {})
+    for kind, at, data in (
+        (ev.OPENED, 0, context),
+        (ev.PREFILL_ARRIVED, 1, None),
+        (ev.PREFILL_SCHEDULED, 2, None),
+        (ev.PREFILL_FINISHED, 3, None),
+        (ev.CLOSED, 4, {sc.ERROR_TYPE: sc.ERROR_ABORTED}),
+    ):
+        assembler.apply((kind, at, "r", data), anchor)
+    assert [span.name for span in assembler.finished] == [sc.SPAN_PREFILL]

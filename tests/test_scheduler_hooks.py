@@ -18,8 +18,10 @@ from scheduler_engine import (
     Engine,
     Metadata,
     request,
+    seams,
     span,
 )
+from vllm.v1.engine import EngineCoreEventType
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -101,6 +103,28 @@ def test_a_chunked_prefill_counts_steps_and_the_time_in_no_batch() -> None:
     own = {sc.PREFILL_STEPS: 3, sc.PREFILL_CACHED_TOKENS: 1, sc.PREEMPTIONS: 1}
     own[sc.PREFILL_GAP_NS] = 9
     assert engine.spans()[1] == span(sc.SPAN_PREFILL, 20, 60, "pull", own)
+
+
+class ElderConnector(Connector):
+    """vLLM before 0.22 does not tell a connector of a request's arrival."""
+
+    on_new_request = None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("noted", "begin"), [(True, 7), (False, 15)])
+def test_a_request_of_an_elder_engine_begins_where_its_scheduler_noted_it(
+    noted: bool, begin: int
+) -> None:
+    """Without a note, which vLLM makes for its statistics, where it is first tried."""
+    engine, leg = Engine("pull", connector=ElderConnector()), request(PREFILL)
+    if noted:
+        leg.record_event(EngineCoreEventType.QUEUED, 7e-9)
+    engine.attempt(15, leg)
+    engine.attempt(16, leg)
+    engine.allocate(20, leg, 0)
+    engine.step(21, r=5)
+    engine.finish(40, leg)
+    assert engine.spans()[0] == span(sc.SPAN_PREFILL_QUEUE, begin, 20, "pull", {})
 
 
 def decode_until_complete(engine: Engine, leg: Request) -> None:
@@ -267,7 +291,7 @@ def test_without_worker_hooks_nobody_knows_how_a_lease_ended() -> None:
     engine, leg = Engine("push"), request(PREFILL)
     engine.hooks = SchedulerHooks(engine.recorder, "push", "demo", worker_tells=False)
     engine.connector = Connector()
-    engine.hooks.install(engine.connector, engine.recorder.guard)
+    engine.hooks.install(seams(engine.connector), engine.recorder.guard)
     engine.arrive(10, leg)
     engine.allocate(20, leg, 0)
     engine.step(21, r=5)
@@ -395,7 +419,7 @@ def test_hooks_that_fail_leave_the_engine_its_results() -> None:
     guard = Guard()
     recorder.record = recorder.record_at = FakeBrokenRecord()  # type: ignore[method-assign]
     connector: Any = Connector()
-    SchedulerHooks(recorder, "push", "demo").install(connector, guard)
+    SchedulerHooks(recorder, "push", "demo").install(seams(connector), guard)
     broken = SimpleNamespace()  # without any attribute that a hook needs
     output = KVConnectorOutput(finished_recving={ID}, finished_sending={ID})
     leg = request(DECODE)
@@ -427,7 +451,7 @@ def test_the_engines_own_errors_pass_unchanged() -> None:
 
     recorder, exporter = make_recorder(SettableClock())
     connector = FakeFailingConnector()
-    SchedulerHooks(recorder, "push", "demo").install(connector, recorder.guard)
+    SchedulerHooks(recorder, "push", "demo").install(seams(connector), recorder.guard)
     leg = request(PREFILL)
     connector.on_new_request(leg)
     with pytest.raises(LookupError, match="the engine's own"):

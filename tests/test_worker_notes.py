@@ -18,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import PUSH_REG_
 
 from pdtrace.connector.attach import Attachment
 from pdtrace.connector.pull import PullWorkerHooks
+from pdtrace.connector.seams import Seams
 from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.testing import make_recorder
 
@@ -64,13 +65,14 @@ def test_notes_that_cannot_be_made_do_not_reach_the_engine() -> None:
     recorder, _ = make_recorder()
     recorder.guard = Guard()
     hooks: Any = SimpleNamespace(take_notes=fake_failure)
-    assert Attachment(recorder, hooks).notes() is None
+    none = Seams("push", {})
+    assert Attachment(none, recorder, hooks).notes() is None
     assert recorder.guard.errors == {"notes": 1}
-    assert Attachment(None, None).notes() is None
+    assert Attachment(none, None, None).notes() is None
 
 
 PULL_HOOKS = (
-    "_ensure_handshake",
+    "_background_nixl_handshake",
     "get_transfer_results",
     "make_prepped_xfer",
     "get_xfer_telemetry",

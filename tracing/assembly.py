@@ -56,7 +56,7 @@ class Assembler:
     An entry is made by `OPENED` alone. It goes when a closing event comes, when it has nothing open
     and nothing was heard of it for as long as a span may be open, or when `capacity` is reached
     (the oldest goes). What is open then ends with an `error.type`, and so does at each `expire` a
-    span that is open for longer than its limit.
+    span that is open for longer than its limit. Spans named in `absent` are never begun.
 
     Of a request that is not sampled, spans are held until its entry goes, and exported only if
     `Keeper` says so: by what this process knows of the request.
@@ -70,6 +70,7 @@ class Assembler:
         settings: Settings | None = None,
         sampler: Sampler | None = None,
         capacity: int = 65_536,
+        absent: frozenset[str] = frozenset(),
     ) -> None:
         settings = settings or Settings()
         self.finished: list[RecordedSpan] = []
@@ -84,6 +85,7 @@ class Assembler:
         self._capacity = capacity
         self._limit_ns = int(settings.span_limit_s * 1e9)
         self._limits = {sc.SPAN_DECODE: int(settings.decode_limit_s * 1e9)}
+        self._absent = absent
         self._decides = (sampler or Sampler()).decides
         self._keeper = Keeper.of(settings)
         self._held = 0
@@ -115,7 +117,8 @@ class Assembler:
             if start_ns is not None:
                 self._finish(entry, name, start_ns, at_ns, data)
         for name in kind.begins:
-            started[name] = at_ns
+            if name not in self._absent:
+                started[name] = at_ns
         if kind.point is not None:
             _mark(entry, kind.point, at_ns, data)
         if kind.closes:

@@ -74,7 +74,9 @@ class Recorder:
         clock: Clock | None = None,
         guard: Guard | None = None,
         start: bool = True,
+        absent: frozenset[str] = frozenset(),
     ) -> None:
+        """`absent` names spans that this process cannot tell; they are never begun."""
         self.clock = clock or Clock()
         settings = telemetry.settings
         self.guard = guard or Guard()
@@ -90,6 +92,7 @@ class Recorder:
         self._events: deque[Event] = deque()
         self._buffer_full = [0]
         self.record: Record = make_record(self._events, self._capacity, self.now, self._buffer_full)
+        self._absent = absent
         self._last_refresh = self._last_sweep = self._last_report = time.monotonic()
         self._begin(start)
         if start:
@@ -139,7 +142,12 @@ class Recorder:
         telemetry = self._telemetry
         settings = telemetry.settings
         self._assembler = Assembler(
-            telemetry.resource, telemetry.ids, _version(), settings, telemetry.sampler
+            telemetry.resource,
+            telemetry.ids,
+            _version(),
+            settings,
+            telemetry.sampler,
+            absent=self._absent,
         )
         self._sender = Sender(telemetry.exporter, settings.queue_spans, self.guard, start)
         self._work = threading.Lock()
