@@ -1,7 +1,6 @@
 """Scheduler-side hooks: what an EngineCore knows of a request, as events.
 
-A request is one *leg* here: prefill (its blocks go to another engine), decode (its KV comes from
-another engine) or single (one engine for both). The hooks only read what vLLM passes.
+A request is one *leg* here (see `pdtrace.connector.leg`). The hooks only read what vLLM passes.
 """
 
 from collections.abc import Container
@@ -11,6 +10,16 @@ from typing import Any, Final
 from pdtrace.connector import compat
 from pdtrace.connector.carrier import RequestCarrier, attach, block_count
 from pdtrace.connector.seams import Seams
+from pdtrace.connector.leg import (
+    DECODE,
+    PREFILL,
+    SINGLE,
+    Leg,
+    loaded_at_once,
+    preemptions,
+    prefill_data,
+    role_of,
+)
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.guard import Guard
@@ -18,43 +27,9 @@ from pdtrace.tracing.ids import base_request_id
 from pdtrace.tracing.propagation import traceparent_of
 from pdtrace.tracing.recorder import Recorder
 
-_PREFILL: Final = "prefill"
-_DECODE: Final = "decode"
-_SINGLE: Final = "single"
 _FINISHED: Final = frozenset({"FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED", "FINISHED_REPETITION"})
 _FAILED: Final = frozenset({"FINISHED_ERROR"})
 _MAX_LEGS: Final = 65_536
-
-
-class _Leg:
-    """One request on this engine, from arrival to its last event."""
-
-    __slots__ = (
-        "request", "role", "context", "attempted", "admitted", "scheduled", "token_seen",
-        "asynchronous", "external_tokens", "computed_here", "prompt_tokens", "refused",
-        "load_failed", "failure", "outcome", "steps", "gap_ns", "out_since", "cached_tokens",
-    )  # fmt: skip
-
-    def __init__(self, request: Any, role: str, context: ev.RequestContext) -> None:
-        self.request = request
-        self.role = role
-        self.context = context
-        self.attempted = self.admitted = self.scheduled = self.token_seen = False
-        self.refused = self.load_failed = False
-        self.asynchronous = role is _DECODE
-        self.failure = ""
-        """`error.type` of what is known to have gone wrong with its load."""
-        self.outcome = ""
-        """What the workers said of its lease so far; one rank's expiry is everybody's."""
-        self.external_tokens = self.cached_tokens = self.computed_here = 0
-        self.prompt_tokens: int = request.num_prompt_tokens
-        self.steps = self.gap_ns = self.out_since = 0
-
-
-def _role_of(params: dict[str, Any]) -> str:
-    if params.get("do_remote_decode"):
-        return _PREFILL
-    return _DECODE if params.get("do_remote_prefill") else _SINGLE
 
 
 class SchedulerHooks:
@@ -72,16 +47,16 @@ class SchedulerHooks:
         self._mode = mode
         self._model = model
         self._worker_tells = worker_tells
-        self._legs: dict[str, _Leg] = {}
-        self._computing: dict[str, _Leg] = {}
+        self._legs: dict[str, Leg] = {}
+        self._computing: dict[str, Leg] = {}
         """Scheduled, computing a prompt."""
-        self._complete: dict[str, _Leg] = {}
+        self._complete: dict[str, Leg] = {}
         """KV is complete, not scheduled yet."""
-        self._starting: dict[str, _Leg] = {}
+        self._starting: dict[str, Leg] = {}
         """Decode, scheduled, no token yet."""
-        self._waiting: dict[str, _Leg] = {}
+        self._waiting: dict[str, Leg] = {}
         """Decode, waiting for KV; in order of registration."""
-        self._failed: list[tuple[_Leg, int]] = []
+        self._failed: list[tuple[Leg, int]] = []
         """Finished by vLLM for a failed load; what failed is told with the same step's output."""
         self._deadlines: Container[str] | None = None
         """vLLM's table of registrations that are waited for; an id leaves it when it is late."""
@@ -116,25 +91,25 @@ class SchedulerHooks:
             self._recorder.dropped["legs_full"] += 1
             return
         params = request.kv_transfer_params or {}
-        role = _role_of(params)
+        role = role_of(params)
         attributes = {
-            sc.MODE: sc.MODE_NONE if role is _SINGLE else self._mode,
+            sc.MODE: sc.MODE_NONE if role is SINGLE else self._mode,
             sc.MODEL: self._model,
             sc.INPUT_TOKENS: request.num_prompt_tokens,
         }
         peer, peer_leg = params.get("remote_engine_id"), params.get("remote_request_id")
-        if peer is not None:
+        if peer is not None and role is not PREFILL:
             attributes[sc.PEER_ENGINE_ID] = str(peer)
-        if peer_leg is not None and role is _DECODE and self._mode == sc.MODE_PULL:
+        if peer_leg is not None and role is DECODE and self._mode == sc.MODE_PULL:
             # In push it may be the router's own id; there P learns D's from the registration.
             attributes[sc.PEER_ENGINE_REQUEST_ID] = str(peer_leg)
         request_id = request.request_id
         traceparent = traceparent_of(request.trace_headers, params)
         context = ev.RequestContext(traceparent, base_request_id(request_id), attributes)
-        self._legs[request_id] = _Leg(request, role, context)
+        self._legs[request_id] = Leg(request, role, context)
         record_at = self._recorder.record_at
         record_at(ev.OPENED, mono_ns, request_id, context)
-        arrived = ev.DECODE_ARRIVED if role is _DECODE else ev.PREFILL_ARRIVED
+        arrived = ev.DECODE_ARRIVED if role is DECODE else ev.PREFILL_ARRIVED
         record_at(arrived, mono_ns, request_id)
 
     def attempted(self, request: Any, *_: Any) -> None:
@@ -144,7 +119,7 @@ class SchedulerHooks:
         leg = self._legs.get(request.request_id)
         if leg is not None and not leg.attempted:
             leg.attempted = True
-            if leg.role is _DECODE:
+            if leg.role is DECODE:
                 self._record(ev.DECODE_ATTEMPTED, request.request_id)
 
     def answered(self, result: tuple[int | None, bool], request: Any, *_: Any) -> None:
@@ -164,38 +139,38 @@ class SchedulerHooks:
         leg.external_tokens = num_external_tokens
         if num_external_tokens > 0 and leg.asynchronous:
             self._admit(leg)
-        elif leg.role is _DECODE:
+        elif leg.role is DECODE:
             self._start(leg, ev.LOCAL_HIT)
         else:
             self._schedule_prompt(leg, ev.PREFILL_SCHEDULED)
 
-    def _schedule_prompt(self, leg: _Leg, kind: ev.EventKind) -> None:
+    def _schedule_prompt(self, leg: Leg, kind: ev.EventKind) -> None:
         leg.scheduled = True
         self._computing[leg.request.request_id] = leg
         self._record(kind, leg.request.request_id)
 
-    def _admit(self, leg: _Leg) -> None:
+    def _admit(self, leg: Leg) -> None:
         """KV blocks are there; from here the request waits for KV from elsewhere."""
         request_id, now_ns = leg.request.request_id, self._recorder.now()
         leg.admitted = True
         self._waiting[request_id] = leg
-        kind = ev.DECODE_ALLOCATED if leg.role is _DECODE else ev.PROMPT_ALLOCATED
+        kind = ev.DECODE_ALLOCATED if leg.role is DECODE else ev.PROMPT_ALLOCATED
         self._recorder.record_at(kind, now_ns, request_id)
         self._send_to_worker(leg, now_ns)
 
-    def _promote(self, leg: _Leg) -> None:
+    def _promote(self, leg: Leg) -> None:
         self._complete.pop(leg.request.request_id, None)
-        if leg.load_failed or leg.role is not _DECODE:
+        if leg.load_failed or leg.role is not DECODE:
             self._schedule_prompt(leg, ev.PROMPT_SCHEDULED)
         else:
             self._start(leg, ev.DECODE_SCHEDULED)
 
-    def _start(self, leg: _Leg, kind: ev.EventKind) -> None:
+    def _start(self, leg: Leg, kind: ev.EventKind) -> None:
         leg.scheduled = True
         self._starting[leg.request.request_id] = leg
-        self._record(kind, leg.request.request_id, {sc.PREEMPTIONS: _preemptions(leg)})
+        self._record(kind, leg.request.request_id, {sc.PREEMPTIONS: preemptions(leg)})
 
-    def _send_to_worker(self, leg: _Leg, mono_ns: int) -> None:
+    def _send_to_worker(self, leg: Leg, mono_ns: int) -> None:
         if not self._worker_tells:
             return
         context = leg.context
@@ -217,7 +192,7 @@ class SchedulerHooks:
             return
         tokens = scheduler_output.num_scheduled_tokens
         for request_id, leg in self._computing.items():
-            self._account(leg, request_id in tokens)
+            leg.account(request_id in tokens, self._recorder.now)
         for request_id, leg in self._complete.items():
             if not leg.refused:
                 leg.refused = True
@@ -226,19 +201,6 @@ class SchedulerHooks:
             # Several steps when D lacks more than one batch holds.
             if request_id in tokens and leg.request.num_computed_tokens < leg.prompt_tokens:
                 leg.computed_here += tokens[request_id]
-
-    def _account(self, leg: _Leg, in_batch: bool) -> None:
-        """Count steps, and the time in which the request was running but in no batch."""
-        if in_batch:
-            if leg.steps == 0:
-                # Computed before its first step: vLLM counts the step's own tokens after this.
-                leg.cached_tokens = leg.request.num_computed_tokens
-            leg.steps += 1
-            if leg.out_since:
-                leg.gap_ns += self._recorder.now() - leg.out_since
-                leg.out_since = 0
-        elif not leg.out_since:
-            leg.out_since = self._recorder.now()
 
     def output(self, connector_output: Any) -> None:
         """A step is done: what the workers saw, what has its first token, what was freed."""
@@ -266,7 +228,7 @@ class SchedulerHooks:
         if leg is None:
             return
         data = {ev.AT: at_ns} if rank < 0 else {ev.AT: at_ns, sc.PEER_TP_RANK: rank}
-        kind = ev.NOTIFICATION_SEEN if leg.role is _DECODE else ev.LEASE_NOTIFIED
+        kind = ev.NOTIFICATION_SEEN if leg.role is DECODE else ev.LEASE_NOTIFIED
         self._record(kind, request_id, data)
 
     def _failing(self, request_id: str, error: str) -> None:
@@ -300,7 +262,7 @@ class SchedulerHooks:
             leg.failure = leg.failure or sc.ERROR_REGISTRATION_EXPIRED
             self._give_up(request_id, leg)
 
-    def _give_up(self, request_id: str, leg: _Leg) -> None:
+    def _give_up(self, request_id: str, leg: Leg) -> None:
         """Nothing that is known can end the waiting well; vLLM goes on with it all the same."""
         del self._waiting[request_id]
         self._record(ev.KV_WAIT_FAILED, request_id, {sc.ERROR_TYPE: leg.failure})
@@ -323,7 +285,7 @@ class SchedulerHooks:
         self._complete[request_id] = leg
         self._record(ev.KV_COMPLETE, request_id, data)
 
-    def _load_error(self, leg: _Leg) -> str:
+    def _load_error(self, leg: Leg) -> str:
         """Why the load of a leg failed; D's own part in push is to register."""
         if leg.failure:
             return leg.failure
@@ -350,23 +312,23 @@ class SchedulerHooks:
             data[sc.ERROR_TYPE] = sc.ERROR_LEASE_EXPIRED
         self._record(ev.LEASE_ENDED, request_id, data)
 
-    def _first_token(self, leg: _Leg) -> None:
+    def _first_token(self, leg: Leg) -> None:
         """The first token is on the host."""
         if leg.token_seen:
             return
         leg.token_seen = True
         request_id = leg.request.request_id
         self._starting.pop(request_id, None)
-        if leg.role is _PREFILL:
+        if leg.role is PREFILL:
             return
         self._computing.pop(request_id, None)
-        if leg.role is _SINGLE:
-            self._record(ev.SINGLE_FIRST_TOKEN, request_id, _prefill_data(leg))
+        if leg.role is SINGLE:
+            self._record(ev.SINGLE_FIRST_TOKEN, request_id, prefill_data(leg))
         elif leg.load_failed:
-            data = {**_prefill_data(leg), sc.ERROR_TYPE: sc.ERROR_LOAD_FAILED_RECOMPUTE}
+            data = {**prefill_data(leg), sc.ERROR_TYPE: sc.ERROR_LOAD_FAILED_RECOMPUTE}
             self._record(ev.RECOMPUTE_FIRST_TOKEN, request_id, data)
         else:
-            data = {sc.RECOMPUTED_TOKENS: leg.computed_here, **_loaded_at_once(leg)}
+            data = {sc.RECOMPUTED_TOKENS: leg.computed_here, **loaded_at_once(leg)}
             self._record(ev.FIRST_TOKEN, request_id, data)
 
     def finishing(self, request: Any, *_: Any) -> None:
@@ -384,12 +346,12 @@ class SchedulerHooks:
             return
         for table in (self._waiting, self._computing, self._complete, self._starting):
             table.pop(request_id, None)
-        if leg.role is _PREFILL:
+        if leg.role is PREFILL:
             self._finish_prefill(leg, bool(result[0]), block_ids)
         else:
             self._finish_decode(leg)
 
-    def _finish_prefill(self, leg: _Leg, held: bool, block_ids: Any) -> None:
+    def _finish_prefill(self, leg: Leg, held: bool, block_ids: Any) -> None:
         request_id, at_ns = leg.request.request_id, self._finish_began
         leg.scheduled = True  # a load that ends after this is of no interest
         if leg.request.status.name not in _FINISHED:
@@ -397,7 +359,7 @@ class SchedulerHooks:
             self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_ABORTED})
             return
         record_at = self._recorder.record_at
-        record_at(ev.PREFILL_FINISHED, at_ns, request_id, _prefill_data(leg))
+        record_at(ev.PREFILL_FINISHED, at_ns, request_id, prefill_data(leg))
         if self._mode == sc.MODE_PUSH and held and self._worker_tells:
             self._send_to_worker(leg, at_ns)  # which reports when its writer has the blocks
         else:
@@ -410,7 +372,7 @@ class SchedulerHooks:
             del self._legs[request_id]
             self._record(ev.CLOSED, request_id)
 
-    def _finish_decode(self, leg: _Leg) -> None:
+    def _finish_decode(self, leg: Leg) -> None:
         status, at_ns = leg.request.status.name, self._finish_began
         unserved = leg.admitted and not leg.scheduled
         if status in _FINISHED:
@@ -422,33 +384,10 @@ class SchedulerHooks:
             cause = leg.failure if unserved and not leg.load_failed else ""
             self._close_decode(leg, at_ns, cause or sc.ERROR_ABORTED)
 
-    def _close_decode(self, leg: _Leg, at_ns: int, error: str) -> None:
+    def _close_decode(self, leg: Leg, at_ns: int, error: str) -> None:
         request = leg.request
         self._legs.pop(request.request_id, None)
-        data = {sc.OUTPUT_TOKENS: request.num_output_tokens, sc.PREEMPTIONS: _preemptions(leg)}
+        data = {sc.OUTPUT_TOKENS: request.num_output_tokens, sc.PREEMPTIONS: preemptions(leg)}
         if error:
             data[sc.ERROR_TYPE] = error
         self._recorder.record_at(ev.DECODE_FINISHED, at_ns, request.request_id, data)
-
-
-def _preemptions(leg: _Leg) -> int:
-    return int(getattr(leg.request, "num_preemptions", 0))
-
-
-def _prefill_data(leg: _Leg) -> dict[str, Any]:
-    data = {
-        sc.PREFILL_STEPS: leg.steps,
-        sc.PREFILL_CACHED_TOKENS: leg.cached_tokens,
-        sc.PREEMPTIONS: _preemptions(leg),
-        **_loaded_at_once(leg),
-    }
-    if leg.gap_ns:
-        data[sc.PREFILL_GAP_NS] = leg.gap_ns
-    return data
-
-
-def _loaded_at_once(leg: _Leg) -> dict[str, Any]:
-    """Tokens that the connector loads inside the forward pass: there is no wait to carry them."""
-    if leg.admitted or not leg.external_tokens:
-        return {}
-    return {sc.EXTERNAL_TOKENS: leg.external_tokens}

@@ -1,0 +1,85 @@
+"""One request on one engine: what the scheduler-side hooks have seen of it so far.
+
+A request is one *leg* here: prefill (its blocks go to another engine), decode (its KV comes from
+another engine) or single (one engine for both).
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from pdtrace.tracing import semconv as sc
+from pdtrace.tracing.events import RequestContext
+
+PREFILL: Final = "prefill"
+DECODE: Final = "decode"
+SINGLE: Final = "single"
+
+
+def role_of(params: dict[str, Any]) -> str:
+    """Which leg the `kv_transfer_params` of a request ask for."""
+    if params.get("do_remote_decode"):
+        return PREFILL
+    return DECODE if params.get("do_remote_prefill") else SINGLE
+
+
+class Leg:
+    """One request on this engine, from arrival to its last event."""
+
+    __slots__ = (
+        "request", "role", "context", "attempted", "admitted", "scheduled", "token_seen",
+        "asynchronous", "external_tokens", "computed_here", "prompt_tokens", "refused",
+        "load_failed", "failure", "outcome", "steps", "gap_ns", "out_since", "cached_tokens",
+    )  # fmt: skip
+
+    def __init__(self, request: Any, role: str, context: RequestContext) -> None:
+        self.request = request
+        self.role = role
+        self.context = context
+        self.attempted = self.admitted = self.scheduled = self.token_seen = False
+        self.refused = self.load_failed = False
+        self.asynchronous = role is DECODE
+        self.failure = ""
+        """`error.type` of what is known to have gone wrong with its load."""
+        self.outcome = ""
+        """What the workers said of its lease so far; one rank's expiry is everybody's."""
+        self.external_tokens = self.cached_tokens = self.computed_here = 0
+        self.prompt_tokens: int = request.num_prompt_tokens
+        self.steps = self.gap_ns = self.out_since = 0
+
+    def account(self, in_batch: bool, now: Callable[[], int]) -> None:
+        """A step of its prompt: count it, and the time in which it ran but was in no batch."""
+        if in_batch:
+            if self.steps == 0:
+                # Computed before its first step: vLLM counts the step's own tokens after this.
+                self.cached_tokens = self.request.num_computed_tokens
+            self.steps += 1
+            if self.out_since:
+                self.gap_ns += now() - self.out_since
+                self.out_since = 0
+        elif not self.out_since:
+            self.out_since = now()
+
+
+def preemptions(leg: Leg) -> int:
+    """How often vLLM has preempted the request so far."""
+    return int(getattr(leg.request, "num_preemptions", 0))
+
+
+def prefill_data(leg: Leg) -> dict[str, Any]:
+    """Attributes of its `pd.prefill`."""
+    data = {
+        sc.PREFILL_STEPS: leg.steps,
+        sc.PREFILL_CACHED_TOKENS: leg.cached_tokens,
+        sc.PREEMPTIONS: preemptions(leg),
+        **loaded_at_once(leg),
+    }
+    if leg.gap_ns:
+        data[sc.PREFILL_GAP_NS] = leg.gap_ns
+    return data
+
+
+def loaded_at_once(leg: Leg) -> dict[str, Any]:
+    """Tokens that the connector loads inside the forward pass: there is no wait to carry them."""
+    if leg.admitted or not leg.external_tokens:
+        return {}
+    return {sc.EXTERNAL_TOKENS: leg.external_tokens}
