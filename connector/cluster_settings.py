@@ -17,6 +17,8 @@ Role = Literal["prefill", "decode", "both"]
 HOST: Final = "127.0.0.1"
 SERVED_MODEL: Final = "demo"
 """The name under which every engine serves its model."""
+ENGINE_SETUP: Final = "PDTRACE_CLUSTER_ENGINE_SETUP"
+"""The variable that tells an engine of the cluster which file to run before vLLM starts."""
 _CONNECTORS: Final = {"push": "NixlPushConnector", "pull": "NixlPullConnector"}
 _KV_ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 _KV_CACHE: Final = {"small": "64M", "large-kv": "1G"}
@@ -48,6 +50,8 @@ class ClusterSettings:
     """Merged into each engine's `--kv-transfer-config`."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Wins over everything that we set for engines and router."""
+    engine_setup: Path | None = None
+    """A Python file to run in each engine's process before vLLM starts: to plant or watch there."""
     prefix_caching: bool = True
     kv_cache: str | None = None
     """Memory for the KV cache, as `--kv-cache-memory-bytes` takes it."""
@@ -122,6 +126,7 @@ class ClusterSettings:
             **cpu_rig.layout_env(self.layout),
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
             **({"PDTRACE": "1"} if self.traced == "plugin" else {}),
+            **({ENGINE_SETUP: str(self.engine_setup)} if self.engine_setup else {}),
             **self.env,
         }
 

@@ -11,6 +11,7 @@ line, over a socket whose other end closes when the launcher dies however it die
 
 import ctypes
 import gc
+import importlib.util
 import json
 import os
 import selectors
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pdtrace.connector import process_tree
+from pdtrace.connector.cluster_settings import ENGINE_SETUP
 
 STOP_SECONDS: Final = 10.0
 """What a child may take for an orderly end once the launcher is gone."""
@@ -240,6 +242,8 @@ def run_engine(argv: list[str]) -> None:
     own = process_tree.scratch(os.getsid(0))
     own.mkdir(mode=0o700, exist_ok=True)
     tempfile.tempdir = os.environ["TMPDIR"] = str(own)
+    if os.environ.get(ENGINE_SETUP):
+        run_setup(os.environ[ENGINE_SETUP])
     # Not vLLM's own `main`: that asks for a distribution named vllm, and the CPU build's is not.
     sys.argv = ["vllm", "serve", *argv]
     command = ServeSubcommand()
@@ -248,6 +252,15 @@ def run_engine(argv: list[str]) -> None:
     args = parser.parse_args(sys.argv[1:])
     command.validate(args)
     command.cmd(args)
+
+
+def run_setup(path: str) -> None:
+    """Run a file as a module that stays; EngineCore and workers are forked with it."""
+    spec = importlib.util.spec_from_file_location("pdtrace_engine_setup", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
 
 
 def main() -> None:

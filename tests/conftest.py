@@ -70,3 +70,11 @@ def pull(make: "Make") -> "Pair":
     from pdtrace.connector.pull import PullWorkerHooks
 
     return make(PullWorker, PullWorkerHooks)
+
+
+@pytest.fixture(scope="session")
+def rigged(tmp_path_factory: pytest.TempPathFactory, engine_server: EngineServer) -> "object":
+    """Runs of real engines whose hooks fail on demand, made on demand."""
+    from rigged_runs import RiggedRuns
+
+    return RiggedRuns(tmp_path_factory.mktemp("rigged"), engine_server)
