@@ -4,6 +4,7 @@ import re
 import signal
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ pytestmark = pytest.mark.e2e
 
 PROMPTS = ["The amber door", "Seven grey cats sat " * 20, "Why not"]
 LOSSES = re.compile(r"pd_events_dropped_total: .*(export_failed|not_sent) \d+")
+
+
+def told_of_losses(log: Path) -> bool:
+    """Whether the engine's log says how many spans were lost, and why."""
+    return LOSSES.search(log.read_text(encoding="utf-8", errors="replace")) is not None
 
 
 @pytest.mark.parametrize(
@@ -56,6 +62,4 @@ def test_engines_serve_and_end_without_their_endpoint(
             assert [process.wait(60) for process in engines] == [0, 0]
             assert time.monotonic() - began < 30
             for process in engines:
-                assert eventually(
-                    lambda log=process.log: LOSSES.search(log.read_text()) is not None
-                )
+                assert eventually(partial(told_of_losses, process.log))

@@ -197,13 +197,42 @@ os.waitpid(child, 0)
 """
 
 
+SPAWNING = r"""
+import multiprocessing, os
+from pdtrace.tracing import events as ev
+from pdtrace.tracing.provider import open_provider
+from pdtrace.tracing.recorder import Recorder
+
+def request(name):
+    recorder = Recorder(open_provider("prefill"))
+    recorder.record(ev.OPENED, name, ev.RequestContext("", name, {}))
+    recorder.record(ev.PREFILL_ARRIVED, name)
+    recorder.record(ev.PREFILL_SCHEDULED, name)
+    recorder.record(ev.CLOSED, name)
+    os.write(1, f'["{name}", {os.getpid()}, {{}}]\n'.encode())
+
+if __name__ == "__main__":
+    request("parent")
+    child = multiprocessing.get_context("spawn").Process(target=request, args=("child",))
+    child.start()
+    child.join()
+"""
+
+
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
-def test_a_fork_after_the_start_exports_on_both_sides(tmp_path: Path, protocol: str) -> None:
-    """Parent and child each send their own request once, with their own process id."""
+@pytest.mark.parametrize("program", [FORKING, SPAWNING], ids=["fork", "spawn"])
+def test_a_child_process_exports_its_own(tmp_path: Path, program: str, protocol: str) -> None:
+    """Parent and child each send their own request once, with their own process id.
+
+    Forked while the recorder's threads run; spawned, and left without calling anything at the end.
+    """
     from pdtrace.analysis.collect import Collector
     from pdtrace.analysis.store import read_spans
 
-    with Collector(tmp_path, grpc_port=0, http_port=0) as collector:
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    store = tmp_path / "store"
+    with Collector(store, grpc_port=0, http_port=0) as collector:
         grpc, http = f"http://{collector.grpc_address}", collector.http_address
         environment = {
             **os.environ,
@@ -212,7 +241,7 @@ def test_a_fork_after_the_start_exports_on_both_sides(tmp_path: Path, protocol: 
             "GRPC_ENABLE_FORK_SUPPORT": "1",
         }
         done = subprocess.run(
-            [sys.executable, "-c", FORKING],
+            [sys.executable, str(script)],
             env=environment,
             capture_output=True,
             text=True,
@@ -221,6 +250,6 @@ def test_a_fork_after_the_start_exports_on_both_sides(tmp_path: Path, protocol: 
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert [errors for _, _, errors in told] == [{}, {}]
-    records = read_spans([tmp_path]).records
+    records = read_spans([store]).records
     found = sorted((r.attributes[sc.REQUEST_ID], r.resource[sc.PROCESS_PID]) for r in records)
     assert found == sorted((name, pid) for name, pid, _ in told for _ in ("queue", "prefill"))
