@@ -23,10 +23,14 @@ _ROUTER_SPANS: Final = (semconv.SPAN_REQUEST, semconv.SPAN_LEG)
 _DECODE_SPANS: Final = (
     semconv.SPAN_DECODE_ADMISSION,
     semconv.SPAN_REGISTRATION,
-    semconv.SPAN_DECODE_START,
     semconv.SPAN_FIRST_DECODE,
 )
-_LOADING_SPANS: Final = (semconv.SPAN_READ_SUBMIT, semconv.SPAN_READ_COMPLETE, semconv.SPAN_KV_WAIT)
+_LOADING_SPANS: Final = (
+    semconv.SPAN_READ_SUBMIT,
+    semconv.SPAN_READ_COMPLETE,
+    semconv.SPAN_KV_WAIT,
+    semconv.SPAN_DECODE_START,
+)
 _PREFILL_SPANS: Final = (
     semconv.SPAN_PREFILL_END,
     semconv.SPAN_MATCH,
@@ -50,14 +54,16 @@ def own_spans(spans: pd.DataFrame) -> pd.DataFrame:
 
     `request_id` becomes the request's label (see `identity`), `id` and `instance` say the same in
     two; `key` numbers the requests in the order of their labels, `try` the tries, `leg_no` what
-    one HTTP request made of them; `phantom` spans are of requests that vLLM made itself. Needs the
-    columns of the spans table; other producers' spans are left out.
+    one HTTP request made of them; `phantom` spans are of requests that vLLM made itself,
+    `mispaired` ones of legs that got another request's peer. Needs the columns of the spans table;
+    other producers' spans are left out.
     """
     own = spans[spans["name"].isin(semconv.OWN_SPANS)]
     found = identify(own)
     phantoms = hosts(own, found)
     label = phantoms.reindex(own.index).fillna(found["label"]).astype("str")
-    own = own.assign(request_id=label, id=found["id"], instance=found["instance"])
+    own = own.assign(**{name: found[name] for name in ("id", "instance", "mispaired")})
+    own["request_id"] = label
     own["phantom"] = own.index.isin(phantoms.index)
     own["key"] = pd.factorize(own["request_id"], sort=True)[0].astype("int64")
     own["try"] = own.groupby(_TRY).ngroup().astype("int64")

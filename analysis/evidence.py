@@ -14,6 +14,8 @@ CLOCKS_NOT_ALIGNED: Final = "clocks_not_aligned"
 LEASE_EXPIRED: Final = "lease_expired"
 """The lease ran out before the last rank landed: the answer may rest on reused blocks."""
 ABORTED: Final = "aborted"
+MISPAIRED: Final = "mispaired"
+"""The blocks moved between this request and another one with the same id: the answer is wrong."""
 PHANTOM: Final = "phantom_request"
 """vLLM made an empty request of its own after this one had failed on D."""
 
@@ -48,6 +50,7 @@ def flags(
         "second_registration": _second_registration(cone),
         "retried": row["p_retried"] | row["d_retried"],
         "several_choices": _several_choices(cone, own),
+        MISPAIRED: cone.listed(cone.spans[cone.spans["mispaired"]]),
         PHANTOM: cone.listed(own[own["phantom"]]),
         ABORTED: row["t1_ns"].isna() & _aborted(cone, own),
         "partial_trace": partial & pd.DataFrame(missing).any(axis=1),

@@ -19,6 +19,7 @@ from pdtrace.analysis.attempts import (
 )
 from pdtrace.analysis.cone import Cone, earlier, first_known
 from pdtrace.analysis.evidence import clocks, flags
+from pdtrace.analysis.outcomes import outcomes
 from pdtrace.analysis.table import SpansTable
 from pdtrace.tracing import semconv
 
@@ -64,7 +65,9 @@ def join(
     handshakes = transfers.handshakes(cone, row)
     row = row.assign(**_names(cone, row), **clocks(cone, halfwidth_ns))
     row = row.assign(**_on_one_clock(row))
+    row = row.assign(**_slowest_rank(cone, found, row))
     row["flags"] = flags(cone, row, handshakes, own, partial)
+    row["outcome"] = outcomes(cone, own, row)
     return Handoffs(row, found, handshakes, tries, own)
 
 
@@ -275,6 +278,17 @@ def _names(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
         "handover_ns": handover,
         "prefill_gap_ns": _gap(cone),
     }
+
+
+def _slowest_rank(cone: Cone, found: pd.DataFrame, row: pd.DataFrame) -> dict[str, pd.Series]:
+    """How far the last rank of the initiator was behind the median, and its name."""
+    behind = transfers.straggle(cone, found)
+    push = row["mode"] == semconv.MODE_PUSH
+    engine = row["prefill_engine"].where(push, row["decode_engine"])
+    stage = ("/pp" + behind["slow_pp"].astype("str")).where(behind["slow_pp"] > 0, "")
+    name = engine + stage + "/tp" + behind["slow_tp"].astype("str")
+    slow = name.where(behind["slow_tp"].notna(), "").astype("str")
+    return {"rank_straggle_ns": behind["rank_straggle_ns"], "slowest_rank": slow}
 
 
 def _on_one_clock(row: pd.DataFrame) -> dict[str, pd.Series]:

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from pdtrace.analysis.sweep import Ints
+from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
 
 ANOTHER: Final = "\x1f"
@@ -30,17 +30,23 @@ def engine_legs(spans: pd.DataFrame) -> pd.Series:
 def identify(own: pd.DataFrame) -> pd.DataFrame:
     """For each of our spans the request it is of: `label` (unique), `id`, `instance` (from 1).
 
-    Needs the columns of the spans table; the index of the result is that of `own`.
+    `mispaired` spans are of legs whose peer is a leg of another request of the router: two with
+    one id ran at once, and vLLM gave one the other's blocks. Needs the columns of the spans table;
+    the index of the result is that of `own`.
     """
     own = own.assign(unit=_units(own))
     units = _facts(own)
-    units["part"] = _components(len(units), _ties(own, units))
+    parents, peers = _parent_ties(own), _peer_ties(own)
+    across = _across(units, parents, peers)
+    ties = np.concatenate([parents, peers[~across]])
+    units["part"] = _components(len(units), ties)
     parts = _parts(units)
     parts["request"] = _gathered(parts)
     requests = _numbered(parts)
     place = own["unit"].map(units["part"]).map(parts["request"])
-    return pd.DataFrame(
-        {name: place.map(requests[name]) for name in ("label", "id", "instance")}, index=own.index
+    found = {name: place.map(requests[name]) for name in ("label", "id", "instance")}
+    return pd.DataFrame(found, index=own.index).assign(
+        mispaired=own["unit"].isin(peers[across].ravel())
     )
 
 
@@ -84,23 +90,35 @@ def _facts(own: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _ties(own: pd.DataFrame, units: pd.DataFrame) -> list[tuple[Ints, Ints]]:
-    """Pairs of units that are certainly of one request."""
+def _parent_ties(own: pd.DataFrame) -> Ints:
+    """Pairs of units (int64, shape (n, 2)) of which one has a span under a span of the other."""
     spans = own[["trace_id", "span_id", "unit"]].drop_duplicates(["trace_id", "span_id"])
     children = own.loc[own["parent_id"] != "", ["trace_id", "parent_id", "unit"]]
     parents = children.merge(
         spans, left_on=["trace_id", "parent_id"], right_on=["trace_id", "span_id"]
     )
+    return parents[["unit_x", "unit_y"]].to_numpy(np.int64)
+
+
+def _peer_ties(own: pd.DataFrame) -> Ints:
+    """Pairs of units (int64, shape (n, 2)) of which one names the other as its peer's leg."""
     legs = own[["engine_request_id", "unit"]].drop_duplicates()
     legs = legs[legs["engine_request_id"] != ""]
     named = own.loc[peer_is_of_this_request(own), ["peer_engine_request_id", "unit"]]
     peers = named.drop_duplicates().merge(
         legs, left_on="peer_engine_request_id", right_on="engine_request_id"
     )
-    return [
-        (found["unit_x"].to_numpy(np.int64), found["unit_y"].to_numpy(np.int64))
-        for found in (parents, peers)
-    ]
+    return peers[["unit_x", "unit_y"]].to_numpy(np.int64)
+
+
+def _across(units: pd.DataFrame, parents: Ints, peers: Ints) -> Bools:
+    """Which pairs of peers join two different requests of the router (bool, shape (n,))."""
+    part = _components(len(units), parents)
+    routed = np.zeros(len(units), dtype=np.bool_)
+    routed[part[units["opened_ns"].notna().to_numpy(np.bool_)]] = True
+    one, other = part[peers[:, 0]], part[peers[:, 1]]
+    across: Bools = (one != other) & routed[one] & routed[other]
+    return across
 
 
 def peer_is_of_this_request(spans: pd.DataFrame) -> pd.Series:
@@ -113,9 +131,9 @@ def peer_is_of_this_request(spans: pd.DataFrame) -> pd.Series:
     return (spans["peer_engine_request_id"] != "") & ~(by_p & pull)
 
 
-def _components(count: int, ties: list[tuple[Ints, Ints]]) -> Ints:
+def _components(count: int, ties: Ints) -> Ints:
     """The smallest unit of each unit's component (int64, shape (count,))."""
-    one, other = (np.concatenate([pair[side] for pair in ties]) for side in (0, 1))
+    one, other = ties[:, 0], ties[:, 1]
     part: Ints = np.arange(count, dtype=np.int64)
     while True:
         lowest = np.minimum(part[one], part[other])

@@ -66,6 +66,9 @@ def request_records(split: Split) -> Iterator[dict[str, object]]:
             "tpot_ns": row.tpot_ns,
             "output_tokens": row.output_tokens,
             "clock_halfwidth_ns": row.clock_halfwidth_ns,
+            "rank_straggle_ns": row.rank_straggle_ns,
+            "slowest_rank": row.slowest_rank,
+            "outcome": row.outcome,
             "flags": list(row.flags),
             "dispatch": row.dispatch,
             "drag_ns": None if at is None else _nonzero(drag[at]),
@@ -154,10 +157,37 @@ def count_sentences(summary: Summary) -> list[str]:
 _COUNT_WORDS: Final = {
     "no_first_token": "without a first token",
     "aborted": "of these aborted",
+    "phantoms": "after which vLLM made an empty one of its own",
     "not_split": "not split (see flags)",
     "lease_expired": "with a lease that expired before the data landed (kept out of latencies)",
     "lower_bounds": "whose TTFT is a lower bound",
 }
+
+
+def outcome_table(summary: Summary) -> Table:
+    """How the requests ended, counted; every request is in it."""
+    columns = (summary.outcomes[name].astype("str") for name in ("mode", "outcome", "count"))
+    rows = list(zip(*columns, strict=True))
+    return Table("Outcomes", ("mode", "outcome", "requests"), rows)
+
+
+def rank_table(split: Split) -> Table:
+    """Ranks that were the last to finish, by how often: only where several ranks took part."""
+    known = split.requests[split.requests["slowest_rank"] != ""]
+    by_rank = known.groupby("slowest_rank")["rank_straggle_ns"]
+    sums, counts, most = by_rank.sum(), by_rank.size(), by_rank.max()
+    order = counts.sort_values(ascending=False, kind="stable").index
+    rows = [
+        (
+            str(rank),
+            str(counts[rank]),
+            milliseconds_mean(int(sums[rank]), int(counts[rank])),
+            milliseconds(int(most[rank])),
+        )
+        for rank in order
+    ]
+    header = ("rank", "requests", "mean", "most")
+    return Table("Slowest ranks: behind the median of the ranks, ms", header, rows)
 
 
 def flagged_table(split: Split, limit: int = 20) -> Table:
@@ -169,10 +199,11 @@ def flagged_table(split: Split, limit: int = 20) -> Table:
             row.name,
             row.mode or NOT_KNOWN,
             "no first token" if row.t1_ns is None else milliseconds(row.ttft_ns, row.lower_bound),
+            row.outcome or NOT_KNOWN,
             ", ".join(row.flags),
         )
         for row in marked[:limit]
     ]
     more = len(marked) - len(shown)
     title = f"Flags ({more} more not shown)" if more > 0 else "Flags"
-    return Table(title, ("request", "mode", "TTFT, ms", "flags"), shown)
+    return Table(title, ("request", "mode", "TTFT, ms", "outcome", "flags"), shown)

@@ -46,7 +46,8 @@ $waterfalls</section>
 <section><h2>What each number means</h2><p class="soft">In order of priority. Completion is
 polled, at best once a millisecond and often once per engine step, so transfer is an upper
 bound.</p>$legend</section>
-<section><h2>Flags and notes</h2>$flags$notes</section></main></body></html>
+<section><h2>Outcomes, flags and notes</h2>$outcomes$ranks$flags$notes</section>
+</main></body></html>
 """)
 
 CLASS_WORDS: Final = {
@@ -81,6 +82,8 @@ def page(handoffs: Handoffs, split: Split, sources: Sequence[str], notes: Sequen
         means=_html_table(means, numeric_from=2, swatch_in=1),
         waterfalls=_waterfalls(handoffs, split),
         legend=_legend(),
+        outcomes=_html_table(report.outcome_table(summary), numeric_from=2),
+        ranks=_ranks(split),
         flags=_flags(split),
         notes=_notes(notes),
     )
@@ -219,6 +222,13 @@ def _swatch(phase: str) -> str:
 def _flags(split: Split) -> str:
     table = report.flagged_table(split)
     return _html_table(table, numeric_from=9) if table.rows else _none("No request has a flag.")
+
+
+def _ranks(split: Split) -> str:
+    table = report.rank_table(split)
+    if not table.rows:
+        return ""
+    return f'<p class="soft">{escape(table.title)}</p>{_html_table(table, numeric_from=1)}'
 
 
 def _notes(notes: Sequence[str]) -> str:

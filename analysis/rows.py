@@ -22,6 +22,9 @@ class RequestRow(NamedTuple):
     tpot_ns: int | None
     output_tokens: int | None
     clock_halfwidth_ns: int | None
+    rank_straggle_ns: int | None
+    slowest_rank: str | None
+    outcome: str | None
     flags: tuple[str, ...]
     t1_ns: int | None
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from pdtrace.analysis import phases
-from pdtrace.analysis.evidence import ABORTED, LEASE_EXPIRED
+from pdtrace.analysis.evidence import ABORTED, LEASE_EXPIRED, PHANTOM
 from pdtrace.analysis.split import Split
 
 PERCENTS: Final = (50, 95, 99)
@@ -24,12 +24,14 @@ NOT_KNOWN: Final = "not known"
 
 @dataclass(frozen=True)
 class Summary:
-    """`counts` by mode: requests, split, no_first_token, aborted, not_split, lease_expired,
-    lower_bounds. `quantiles`: mode, measure, count, p50_ns, p95_ns, p99_ns (`<NA>` = too few),
+    """`counts` by mode: requests, split, no_first_token, aborted, phantoms, not_split,
+    lease_expired, lower_bounds. `outcomes`: mode, outcome, count, the most frequent first.
+    `quantiles`: mode, measure, count, p50_ns, p95_ns, p99_ns (`<NA>` = too few),
     at_least. `exposed_sums`, `hidden_sums`: int64 ns by mode, one column per phase.
     """
 
     counts: pd.DataFrame
+    outcomes: pd.DataFrame
     quantiles: pd.DataFrame
     exposed_sums: pd.DataFrame
     hidden_sums: pd.DataFrame
@@ -48,6 +50,7 @@ def summarise(split: Split) -> Summary:
     ids = mode.index
     return Summary(
         counts=_counts(rows, whole),
+        outcomes=_outcomes(rows),
         quantiles=_quantiles(rows[trusted], split),
         exposed_sums=split.exposed.loc[ids].groupby(mode).sum(),
         hidden_sums=split.hidden.loc[ids].groupby(mode).sum(),
@@ -75,6 +78,7 @@ def _counts(rows: pd.DataFrame, whole: pd.Series) -> pd.DataFrame:
             "split": whole,
             "no_first_token": censored,
             "aborted": _flagged(rows, ABORTED),
+            "phantoms": _flagged(rows, PHANTOM),
             "not_split": ~whole & ~censored,
             "lease_expired": _flagged(rows, LEASE_EXPIRED),
             "lower_bounds": whole & rows["lower_bound"],
@@ -82,6 +86,13 @@ def _counts(rows: pd.DataFrame, whole: pd.Series) -> pd.DataFrame:
         index=rows.index,
     )
     return marks.astype("int64").groupby(rows["shown_mode"]).sum()
+
+
+def _outcomes(rows: pd.DataFrame) -> pd.DataFrame:
+    said = rows.assign(outcome=rows["outcome"].replace("", NOT_KNOWN), mode=rows["shown_mode"])
+    counts = said.groupby(["mode", "outcome"]).size().rename("count").reset_index()
+    order = ["mode", "count", "outcome"]
+    return counts.sort_values(order, ascending=[True, False, True]).reset_index(drop=True)
 
 
 def _quantiles(rows: pd.DataFrame, split: Split) -> pd.DataFrame:

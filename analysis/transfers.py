@@ -122,3 +122,23 @@ def sent_or_received(cone: Cone, found: pd.DataFrame) -> pd.Series:
     """When the last P rank had the registration; without P's word, when D had sent it (ns)."""
     heard = by_request(cone, found, "received_ns")
     return first_known(heard, cone.end(semconv.SPAN_REGISTRATION, SIDE_DECODE))
+
+
+def straggle(cone: Cone, found: pd.DataFrame) -> pd.DataFrame:
+    """By request, where two or more ranks took part and all are known to be done:
+
+    `rank_straggle_ns` (the last one's completion less the lower median of all), and `slow_pp`,
+    `slow_tp`: which rank it was (`<NA>` when none was later than the median).
+    """
+    part = found.dropna(subset=["begin_ns"]).sort_values(["key", "done_ns", "pp_rank", "tp_rank"])
+    size = part.groupby("key")["key"].transform("size")
+    known = part.groupby("key")["done_ns"].transform("count")
+    place = part.groupby("key").cumcount()
+    usable = (size > 1) & (known == size)
+    last = part[usable & (place == size - 1)].set_index("key")
+    median = part[usable & (place == (size - 1) // 2)].set_index("key")
+    behind = last["done_ns"] - median["done_ns"]
+    slow = last[["pp_rank", "tp_rank"]].astype("Int64").where(behind > 0)
+    columns = {"rank_straggle_ns": behind, "slow_pp": slow["pp_rank"], "slow_tp": slow["tp_rank"]}
+    table = pd.DataFrame(columns).astype("Int64").reindex(range(len(cone.requests)))
+    return table.set_axis(cone.requests)

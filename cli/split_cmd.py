@@ -83,7 +83,8 @@ def print_tables(done: Split, console: Console) -> None:
     for sentence in report.count_sentences(summary):
         console.print(escape(sentence))
     tables = [report.quantile_table(summary), report.phase_table(summary)]
-    for table in [*tables, report.flagged_table(done)]:
+    tables += [report.outcome_table(summary), report.rank_table(done), report.flagged_table(done)]
+    for table in tables:
         if table.rows:
             console.print(f"\n[bold]{escape(table.title)}[/bold]")
             console.print(_rich(table))

@@ -84,6 +84,23 @@ def test_pairs_with_one_id_and_no_router_are_told_apart_by_the_peers_leg(
     same_but(found, shape)
 
 
+def test_blocks_that_went_to_the_other_request_of_one_id_are_told() -> None:
+    """Two at once in push: vLLM matched each P leg with the other's D leg; the parents hold."""
+    spans = under_legs(another(SHAPES["push"], 1)) + under_legs(another(SHAPES["push"], 2, 7))
+    crossed = []
+    for span in spans:
+        peer = str(span.attributes.get(sc.PEER_ENGINE_REQUEST_ID, ""))
+        if peer:
+            peer = peer[:-1] + {"1": "2", "2": "1"}[peer[-1]]
+            span = replace(span, attributes={**span.attributes, sc.PEER_ENGINE_REQUEST_ID: peer})
+        crossed.append(span)
+    found = said(crossed)
+    assert [(one["instance"], one["flags"]) for one in found] == [
+        (1, ["mispaired"]),
+        (2, ["mispaired"]),
+    ]
+
+
 def test_without_any_tie_time_tells_a_later_request_from_the_first() -> None:
     """Neither router nor peers: what begins before a first token belongs to it."""
     shape = replace(SHAPES["pull"], router=False, peers=False)

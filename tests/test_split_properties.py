@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pandas as pd
 import pytest
-from generator import EPOCH_NS, LOST, Rank, Shape, Writer, records, truth
+from generator import EPOCH_NS, LOST, Rank, Shape, Writer, instants, records, truth
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from reference_split import reference
@@ -319,6 +319,20 @@ def test_drag_is_at_most_the_union_and_exact_where_nothing_overlaps(batch: list[
     plain = [one_after_the_other(shape) for shape in batch]
     alone = done(spans_of(plain))
     pd.testing.assert_frame_equal(alone.drag, alone.exposed)
+
+
+@BATCHES
+@given(batches)
+def test_the_slowest_rank_is_named_with_its_lag(batch: list[Shape]) -> None:
+    """Its completion less the lower median of all ranks; one rank alone is behind nobody."""
+    found = done(spans_of(batch)).requests
+    for i, shape in enumerate(batch):
+        ends = sorted((done, rank) for rank, (*_, done, _) in enumerate(instants(shape).ranks))
+        behind = ends[-1][0] - ends[(len(ends) - 1) // 2][0] if len(ends) > 1 else None
+        name = f"{'p' if shape.push else 'd'}-engine-0/tp{ends[-1][1]}" if behind else ""
+        row = found.loc[f"r-{i}"]
+        said = row["rank_straggle_ns"]
+        assert (None if said is pd.NA else said, row["slowest_rank"]) == (behind, name)
 
 
 @pytest.mark.parametrize("tokens, expected", [(1, None), (2, 91), (10, 10), (11, 9)])

@@ -73,6 +73,7 @@ def test_requests_without_a_first_token_are_counted(mixed: Split) -> None:
         "split": 25,
         "no_first_token": 1,
         "aborted": 1,
+        "phantoms": 0,
         "not_split": 0,
         "lease_expired": 0,
         "lower_bounds": 0,
