@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from pdtrace.connector import compat
 from pdtrace.connector.carrier import RequestCarrier, attach, block_count
-from pdtrace.connector.seams import Seams
 from pdtrace.connector.leg import (
     DECODE,
     PREFILL,
@@ -20,6 +19,7 @@ from pdtrace.connector.leg import (
     prefill_data,
     role_of,
 )
+from pdtrace.connector.seams import Seams
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.guard import Guard
