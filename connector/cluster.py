@@ -180,7 +180,7 @@ class Cluster:
             process = server.fork_engine(
                 name,
                 settings.engine_argv(name, role, port, grpc),
-                settings.engine_env(side_port, grpc),
+                settings.engine_env(name, side_port, grpc),
                 self._log(name),
                 stage=_STAGES["engine"],
             )

@@ -40,6 +40,8 @@ class ClusterSettings:
     model: str = "small"
     layout: Layout = "uni"
     traced: bool | Literal["plugin"] = True
+    untraced: frozenset[str] = frozenset()
+    """Names of engines that nevertheless run vLLM as it comes."""
     router: bool = True
     policy: str | None = None
     """What the router is told with `--policy`."""
@@ -114,18 +116,19 @@ class ClusterSettings:
             "kv_role": _KV_ROLES[role],
             "engine_id": name,
         }
-        if self.traced is True:
+        if self.traced is True and name not in self.untraced:
             config["kv_connector_module_path"] = f"pdtrace.connector.{self.mode}"
         return {**config, **self.kv_config}
 
-    def engine_env(self, side_port: int, collector: str | None) -> dict[str, str]:
+    def engine_env(self, name: str, side_port: int, collector: str | None) -> dict[str, str]:
         """The whole environment of one engine."""
+        traced = name not in self.untraced
         return {
-            **self.base_env(collector),
+            **self.base_env(collector if traced else None),
             **server_env(),
             **cpu_rig.layout_env(self.layout),
             "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
-            **({"PDTRACE": "1"} if self.traced == "plugin" else {}),
+            **({"PDTRACE": "1"} if self.traced == "plugin" and traced else {}),
             **({ENGINE_SETUP: str(self.engine_setup)} if self.engine_setup else {}),
             **self.env,
         }
