@@ -11,6 +11,8 @@ from pdtrace.tracing import semconv
 
 CLOCKS_NOT_ALIGNED: Final = "clocks_not_aligned"
 """Spans on several clocks without an estimate of their offsets: nothing over hosts is exact."""
+CLOCKS_NOT_KNOWN: Final = "clocks_not_known"
+"""Some instants are of producers that name no clock: between hosts they may be off."""
 LEASE_EXPIRED: Final = "lease_expired"
 """The lease ran out before the last rank landed: the answer may rest on reused blocks."""
 ABORTED: Final = "aborted"
@@ -20,8 +22,14 @@ PHANTOM: Final = "phantom_request"
 """vLLM made an empty request of its own after this one had failed on D."""
 
 
-def clocks(cone: Cone, halfwidth_ns: pd.Series | None) -> dict[str, pd.Series]:
-    """`clock_halfwidth_ns` (0 on one clock, `<NA>` when not known) and `aligned`."""
+def clocks(
+    cone: Cone, one_clock: pd.Series, halfwidth_ns: pd.Series | None
+) -> dict[str, pd.Series]:
+    """`clock_halfwidth_ns` (0 on one clock, `<NA>` when not known) and `aligned`.
+
+    Not `one_clock`: instants of others, who name no clock, stand beside those of other processes.
+    They are taken as they are, with a flag.
+    """
     named = cone.spans[cone.spans["clock_id"] != ""]
     pairs = named[["key", "clock_id"]].drop_duplicates()
     several = cone.listed(pairs[pairs.duplicated("key")])
@@ -30,7 +38,7 @@ def clocks(cone: Cone, halfwidth_ns: pd.Series | None) -> dict[str, pd.Series]:
     if halfwidth_ns is not None:
         estimate = halfwidth_ns.astype("Int64").reindex(cone.requests)
     width = zero.where(~several, estimate)
-    return {"clock_halfwidth_ns": width, "aligned": width.notna()}
+    return {"clock_halfwidth_ns": width.where(one_clock), "aligned": width.notna()}
 
 
 def flags(
@@ -56,6 +64,8 @@ def flags(
         "partial_trace": partial & pd.DataFrame(missing).any(axis=1),
         **missing,
         CLOCKS_NOT_ALIGNED: ~row["aligned"],
+        CLOCKS_NOT_KNOWN: row["aligned"] & ~row["one_clock"],
+        "foreign_evidence": row["elsewhere"],
     }
     held = pd.DataFrame(holds).astype("bool")
     names = sorted(held.columns)
@@ -113,7 +123,7 @@ def _several_choices(cone: Cone, own: pd.DataFrame) -> pd.Series:
 
 def _missing(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
     """Sides that must have been there and left no span."""
-    moved = cone.has(transfers.SUBMIT) & cone.has(transfers.COMPLETE)
+    moved = cone.has(transfers.SUBMIT) & cone.has(transfers.COMPLETE) | row["moved_elsewhere"]
     push = row["mode"] == semconv.MODE_PUSH
     initiator = row["p_known"].where(push, row["d_known"])
     wanted = row["loads"] & row["p_expected"] & row["t1_ns"].notna()

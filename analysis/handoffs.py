@@ -5,10 +5,11 @@ are left out here, so that everything after it sees only ancestors of the first 
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import pandas as pd
 
-from pdtrace.analysis import transfers
+from pdtrace.analysis import foreign, transfers
 from pdtrace.analysis.attempts import (
     SIDE_DECODE,
     SIDE_PREFILL,
@@ -22,6 +23,9 @@ from pdtrace.analysis.evidence import clocks, flags
 from pdtrace.analysis.outcomes import outcomes
 from pdtrace.analysis.table import SpansTable
 from pdtrace.tracing import semconv
+
+EVIDENCE_OWN: Final = "own"
+EVIDENCE_FOREIGN: Final = "foreign"
 
 
 @dataclass(frozen=True)
@@ -43,32 +47,48 @@ class Handoffs:
 def join(
     table: SpansTable, halfwidth_ns: pd.Series | None = None, partial: bool = False
 ) -> Handoffs:
-    """One row per request that our own spans name.
+    """One row per request that our own spans or other producers' name.
 
     `halfwidth_ns`: by label, how wrong the alignment of the times in `table` can be; a
     request on several clocks without one gets no half-width, and no split over hosts.
     `partial`: the source said that its answer was cut, so a missing side says nothing.
     """
     own = own_spans(table.spans)
+    others = foreign.marks(table.spans, own)
+    row = _named(own, others)
+    own["key"] = row.index.get_indexer(pd.Index(own["request_id"])).astype("int64")
     tries = attempts(own)
-    named = own[~own["phantom"]].drop_duplicates("request_id").set_index("request_id").sort_index()
-    ids = named.index
-    cone = Cone(own[in_chosen(own, tries)], table.events, ids)
+    cone = Cone(own[in_chosen(own, tries)], table.events, row.index)
     found = transfers.ranks(cone)
-    row = named[["id", "instance"]].copy()
     row = row.assign(**_router(cone), **_prefill(cone), **_decode(cone))
     row = row.assign(**_starts(cone, tries), **_handoff(cone, found, row))
     row["mode"] = _mode(cone)
+    told = foreign.instants(others, row.index)
+    row = row.assign(**foreign.fill(row, told))
+    found = foreign.ranks(told, found, row.index)
     row["concurrent"] = _concurrent(cone, row)
     row = row.assign(**_membership(cone, row), **_tokens(cone))
     row = row.assign(**_window(row)).assign(**_ways(row))
     handshakes = transfers.handshakes(cone, row)
-    row = row.assign(**_names(cone, row), **clocks(cone, halfwidth_ns))
+    row = row.assign(**_names(cone, row), **clocks(cone, row["one_clock"], halfwidth_ns))
     row = row.assign(**_on_one_clock(row))
     row = row.assign(**_slowest_rank(cone, found, row))
     row["flags"] = flags(cone, row, handshakes, own, partial)
     row["outcome"] = outcomes(cone, own, row)
     return Handoffs(row, found, handshakes, tries, own)
+
+
+def _named(own: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
+    """By label, sorted: `id`, `instance`, and `evidence` (own, foreign: from others alone)."""
+    mine = own[~own["phantom"]].drop_duplicates("request_id").set_index("request_id")
+    labels = mine.index.union(pd.Index(others["label"].unique(), dtype="str")).sort_values()
+    row = mine[["id", "instance"]].astype({"id": "str"}).reindex(labels.rename("request_id"))
+    ours = row["id"].notna()
+    return row.assign(
+        id=row["id"].where(ours, row.index.to_series()).astype("str"),
+        instance=row["instance"].fillna(1).astype("int64"),
+        evidence=ours.map({True: EVIDENCE_OWN, False: EVIDENCE_FOREIGN}),
+    )
 
 
 def _router(cone: Cone) -> dict[str, pd.Series]:
@@ -213,11 +233,12 @@ def _membership(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
     waits = cone.named(semconv.SPAN_KV_WAIT, SIDE_DECODE)
     loads = cone.listed(waits[waits["external_tokens"].fillna(1) > 0])
     moved = cone.has((*transfers.SUBMIT, *transfers.COMPLETE, semconv.SPAN_REGISTRATION))
+    moved |= row["moved_elsewhere"]
     decided = row["d_token_ns"].notna() & cone.has(semconv.SPAN_DECODE_ADMISSION, SIDE_DECODE)
     complete_hit = (decided & ~loads & ~moved) | row["local"]
     expected = row["p_known"] | row["mode"].isin((semconv.MODE_PUSH, semconv.MODE_PULL))
     return {
-        "loads": loads,
+        "loads": loads | row["waits_elsewhere"],
         "p_expected": expected,
         "p_counts": expected & ~(complete_hit & row["concurrent"]),
     }

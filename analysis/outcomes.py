@@ -27,6 +27,7 @@ def outcomes(cone: Cone, own: pd.DataFrame, row: pd.DataFrame) -> pd.Series:
     counted = said.index.isin(cone.spans.index)
     grade = pd.Series(1, index=said.index).where(~counted, 0).where(said["side"] != SIDE_ROUTER, 2)
     first = _first(cone, said.assign(grade=grade))
+    first = first.where(first != "", row["failed_elsewhere"])
     after = _first(cone, said.assign(grade=grade)[later & counted])
     doubts = [next((flag for flag in _DOUBTFUL if flag in flags), OK) for flags in row["flags"]]
     doubt = pd.Series(doubts, index=row.index, dtype="str")

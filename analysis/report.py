@@ -9,7 +9,7 @@ import orjson
 import pandas as pd
 
 from pdtrace.analysis import phases
-from pdtrace.analysis.rows import request_rows
+from pdtrace.analysis.rows import RequestRow, request_rows
 from pdtrace.analysis.split import Split
 from pdtrace.analysis.summary import MEASURES, PERCENTS, TPOT, Summary
 from pdtrace.analysis.sweep import Ints
@@ -48,6 +48,7 @@ def request_records(split: Split) -> Iterator[dict[str, object]]:
         frame.to_numpy(np.int64)
         for frame in (split.classes, split.exposed, split.hidden, split.drag)
     )
+    known = dict(zip(split.known.index, split.known.to_numpy(np.int64), strict=True))
     for label, row in request_rows(split.requests):
         at = place.get(label)
         yield {
@@ -72,7 +73,8 @@ def request_records(split: Split) -> Iterator[dict[str, object]]:
             "flags": list(row.flags),
             "dispatch": row.dispatch,
             "drag_ns": None if at is None else _nonzero(drag[at]),
-            "evidence": "own",
+            "evidence": row.evidence,
+            "known_phases_ns": None if label not in known else _nonzero(known[label]),
         }
 
 
@@ -157,11 +159,25 @@ def count_sentences(summary: Summary) -> list[str]:
 _COUNT_WORDS: Final = {
     "no_first_token": "without a first token",
     "aborted": "of these aborted",
+    "token_not_known": "whose first token is not known",
     "phantoms": "after which vLLM made an empty one of its own",
     "not_split": "not split (see flags)",
     "lease_expired": "with a lease that expired before the data landed (kept out of latencies)",
     "lower_bounds": "whose TTFT is a lower bound",
 }
+
+
+def known_table(summary: Summary) -> Table:
+    """What is known of requests without a TTFT: the mean of each phase over those that have it."""
+    names = ("mode", "phase", "count", "total_ns")
+    rows = [
+        (mode, phases.CLASS_OF[phase], phase, str(count), milliseconds_mean(total, count))
+        for mode, phase, count, total in zip(
+            *(summary.known[name].tolist() for name in names), strict=True
+        )
+    ]
+    title = "Known phases of requests without a TTFT, ms"
+    return Table(title, ("mode", "class", "phase", "requests", "mean"), rows)
 
 
 def outcome_table(summary: Summary) -> Table:
@@ -190,6 +206,12 @@ def rank_table(split: Split) -> Table:
     return Table("Slowest ranks: behind the median of the ranks, ms", header, rows)
 
 
+def _first_token(row: RequestRow) -> str:
+    if row.t1_ns is None:
+        return NOT_KNOWN if row.outcome is None else "no first token"
+    return milliseconds(row.ttft_ns, row.lower_bound)
+
+
 def flagged_table(split: Split, limit: int = 20) -> Table:
     """Requests with flags, or without a first token: at most `limit` of them."""
     rows = (row for _, row in request_rows(split.requests))
@@ -198,7 +220,7 @@ def flagged_table(split: Split, limit: int = 20) -> Table:
         (
             row.name,
             row.mode or NOT_KNOWN,
-            "no first token" if row.t1_ns is None else milliseconds(row.ttft_ns, row.lower_bound),
+            _first_token(row),
             row.outcome or NOT_KNOWN,
             ", ".join(row.flags),
         )

@@ -46,7 +46,7 @@ $waterfalls</section>
 <section><h2>What each number means</h2><p class="soft">In order of priority. Completion is
 polled, at best once a millisecond and often once per engine step, so transfer is an upper
 bound.</p>$legend</section>
-<section><h2>Outcomes, flags and notes</h2>$outcomes$ranks$flags$notes</section>
+$known<section><h2>Outcomes, flags and notes</h2>$outcomes$ranks$flags$notes</section>
 </main></body></html>
 """)
 
@@ -82,6 +82,7 @@ def page(handoffs: Handoffs, split: Split, sources: Sequence[str], notes: Sequen
         means=_html_table(means, numeric_from=2, swatch_in=1),
         waterfalls=_waterfalls(handoffs, split),
         legend=_legend(),
+        known=_known(report.known_table(summary)),
         outcomes=_html_table(report.outcome_table(summary), numeric_from=2),
         ranks=_ranks(split),
         flags=_flags(split),
@@ -222,6 +223,15 @@ def _swatch(phase: str) -> str:
 def _flags(split: Split) -> str:
     table = report.flagged_table(split)
     return _html_table(table, numeric_from=9) if table.rows else _none("No request has a flag.")
+
+
+def _known(table: report.Table) -> str:
+    if not table.rows:
+        return ""
+    return (
+        f"<section><h2>{escape(table.title)}</h2>"
+        f"{_html_table(table, numeric_from=3, group_by=0, swatch_in=2)}</section>"
+    )
 
 
 def _ranks(split: Split) -> str:

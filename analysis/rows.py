@@ -11,6 +11,7 @@ class RequestRow(NamedTuple):
 
     id: str
     instance: int
+    evidence: str
     trace_id: str | None
     mode: str | None
     dispatch: str | None

@@ -1,6 +1,7 @@
-"""The OTLP messages of a file or a store, whatever its format: recognised by content.
+"""The messages of a file or a store, whatever its format: recognised by content.
 
-A message is either the bytes of an ExportTraceServiceRequest or a decoded JSON object.
+A message is either the bytes of an ExportTraceServiceRequest or a decoded JSON object: OTLP, or a
+line of `kv_log`.
 """
 
 import gzip
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO, Final, cast
 
 import orjson
 
+from pdtrace.analysis import kv_log
 from pdtrace.analysis.framing import BadFrame, CutFrame, read_frames
 from pdtrace.analysis.intake import OtlpError
 from pdtrace.analysis.otlp import span_count
@@ -43,6 +45,8 @@ class Skipped:
 
     not_json: int = 0
     """Lines that are not JSON."""
+    log_lines: int = 0
+    """Lines of a log that speak of other things."""
     not_traces: dict[str, int] = field(default_factory=dict)
     """Messages of another kind, by kind."""
     cut: list[str] = field(default_factory=list)
@@ -60,6 +64,9 @@ class Skipped:
         said += [f"{name} has unreadable bytes; the rest was skipped" for name in self.junk]
         if self.not_json:
             said.append(f"{source}: skipped {plural(self.not_json, 'line')} that cannot be read")
+        if self.log_lines:
+            lines = plural(self.log_lines, "other line")
+            said.append(f"{source}: passed over {lines} of the log")
         for kind, count in self.not_traces.items():
             said.append(f"{source}: skipped {plural(count, 'message')}: {kind}")
         return said
@@ -141,10 +148,24 @@ def _binary_or_text(data: bytes, source: Path, skipped: Skipped) -> Iterator[Mes
         yield data
     elif _is_framed(data):
         yield from _frames(io.BytesIO(data), source, skipped)
+    elif kv_log.MARK in data:
+        yield from _log_messages(data, source, skipped)
     elif data.lstrip()[:1] in (b"{", b"["):
         yield from _line_messages(io.BytesIO(data), source, skipped)
     else:
         raise SourceError(f"{source} is not OTLP: neither JSON nor OTLP protobuf")
+
+
+def _log_messages(data: bytes, source: Path, skipped: Skipped) -> Iterator[Message]:
+    """The events in a log of vLLM, among whatever else is in it."""
+    for line in io.BytesIO(data):
+        event = kv_log.embedded(line)
+        if event is not None:
+            yield event
+        elif kv_log.MARK in line and not line.endswith(b"\n"):
+            skipped.cut.append(str(source))
+        elif line.strip():
+            skipped.log_lines += 1
 
 
 def _line_messages(lines: Iterable[bytes], source: Path, skipped: Skipped) -> Iterator[Message]:
@@ -155,11 +176,14 @@ def _line_messages(lines: Iterable[bytes], source: Path, skipped: Skipped) -> It
         try:
             objects = _objects(_load(line))
         except _NotJson:
-            if line.endswith(b"\n"):
-                skipped.not_json += 1
-            else:
-                skipped.cut.append(str(source))
-            continue
+            event = kv_log.embedded(line)
+            if event is None:
+                if line.endswith(b"\n"):
+                    skipped.not_json += 1
+                else:
+                    skipped.cut.append(str(source))
+                continue
+            objects = [event]
         read += 1
         yield from objects
     if not read:

@@ -19,7 +19,8 @@ class Split:
     """`requests`: the handoffs' rows, sorted by arrival. The others have one int64 column per
     phase (or class) in ns and one row per request that could be split, in the same order.
 
-    `exposed` sums to TTFT along a row, and so does `classes`.
+    `exposed` sums to TTFT along a row, and so does `classes`. `known`: of the requests without a
+    TTFT what their phases took between the first and the last one known; others are not in it.
     """
 
     requests: pd.DataFrame
@@ -27,6 +28,7 @@ class Split:
     hidden: pd.DataFrame
     drag: pd.DataFrame
     classes: pd.DataFrame
+    known: pd.DataFrame
 
     @property
     def splittable(self) -> pd.Index:
@@ -38,11 +40,12 @@ def split(handoffs: Handoffs) -> Split:
     """Partition each request's window among the phases.
 
     A request without a first token, or on clocks that were not aligned, keeps its row in
-    `requests` and has none in the other frames.
+    `requests` and has none in the other frames but `known`.
     """
     rows = handoffs.requests.sort_values(["t0_ns"], kind="stable", na_position="last")
     whole = rows[rows["ttft_ns"].notna() & rows["aligned"]]
-    found = phase_segments(draw(handoffs), whole)
+    drawn = draw(handoffs)
+    found = phase_segments(drawn, whole)
     exposed = sweep.exposed(found, len(whole))
     union = sweep.union(found, len(whole))
     window = whole["ttft_ns"].to_numpy(np.int64)
@@ -58,7 +61,19 @@ def split(handoffs: Handoffs) -> Split:
         hidden=pd.DataFrame(hidden, index=whole.index, columns=names),
         drag=drag(handoffs, whole.index, union),
         classes=by_class(owned),
+        known=_known(drawn, rows[rows["ttft_ns"].isna() & rows["aligned"]]),
     )
+
+
+def _known(drawn: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Exposed ns of each phase but `unattributed` between the ends of what was drawn."""
+    phase = drawn["layer"] < len(phases.NAMES)
+    mine = drawn[drawn["request_id"].isin(rows.index) & phase].groupby("request_id")
+    window = rows.assign(t0_ns=mine["start_ns"].min(), t1_ns=mine["end_ns"].max())
+    window = window.dropna(subset=["t0_ns", "t1_ns"]).astype({"t0_ns": "int64", "t1_ns": "int64"})
+    exposed = sweep.exposed(phase_segments(drawn, window), len(window))
+    exposed[:, WINDOW] = 0
+    return pd.DataFrame(exposed, index=window.index, columns=list(phases.NAMES))
 
 
 def phase_segments(drawn: pd.DataFrame, whole: pd.DataFrame) -> sweep.Segments:

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from pdtrace.analysis import kv_log
 from pdtrace.analysis.intake import OtlpError, Tally
 from pdtrace.analysis.otlp import parse_object, parse_request
 from pdtrace.analysis.records import SpanRecord
@@ -42,7 +43,8 @@ class SpanBatch:
 
 
 def read_spans(sources: Sequence[str | Path]) -> SpanBatch:
-    """Read store directories and OTLP files (JSON or protobuf, also gzip), told by content.
+    """Read store directories, OTLP files (JSON or protobuf, also gzip) and vLLM's logs with the
+    lines of `kv_log`, told by content.
 
     Of spans with one trace id and span id the first is kept; copies are counted, and noted as
     conflicting when their content differs. Raises `SourceError` when a source is missing or not
@@ -129,6 +131,8 @@ class _Reading:
 def _parse(message: Message, tally: Tally) -> list[SpanRecord]:
     if isinstance(message, bytes):
         return parse_request(message, tally)
+    if kv_log.is_event(message):
+        return kv_log.parse_event(message, tally)
     return parse_object(message, tally)
 
 

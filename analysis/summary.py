@@ -24,14 +24,17 @@ NOT_KNOWN: Final = "not known"
 
 @dataclass(frozen=True)
 class Summary:
-    """`counts` by mode: requests, split, no_first_token, aborted, phantoms, not_split,
-    lease_expired, lower_bounds. `outcomes`: mode, outcome, count, the most frequent first.
+    """`counts` by mode: requests, split, no_first_token, token_not_known, aborted, phantoms,
+    not_split, lease_expired, lower_bounds.
+    `outcomes`: mode, outcome, count, the most frequent first.
+    `known`: mode, phase, count, total_ns of the requests without a TTFT.
     `quantiles`: mode, measure, count, p50_ns, p95_ns, p99_ns (`<NA>` = too few),
     at_least. `exposed_sums`, `hidden_sums`: int64 ns by mode, one column per phase.
     """
 
     counts: pd.DataFrame
     outcomes: pd.DataFrame
+    known: pd.DataFrame
     quantiles: pd.DataFrame
     exposed_sums: pd.DataFrame
     hidden_sums: pd.DataFrame
@@ -51,6 +54,7 @@ def summarise(split: Split) -> Summary:
     return Summary(
         counts=_counts(rows, whole),
         outcomes=_outcomes(rows),
+        known=_known(rows, split),
         quantiles=_quantiles(rows[trusted], split),
         exposed_sums=split.exposed.loc[ids].groupby(mode).sum(),
         hidden_sums=split.hidden.loc[ids].groupby(mode).sum(),
@@ -76,7 +80,8 @@ def _counts(rows: pd.DataFrame, whole: pd.Series) -> pd.DataFrame:
         {
             "requests": True,
             "split": whole,
-            "no_first_token": censored,
+            "no_first_token": censored & (rows["outcome"] != ""),
+            "token_not_known": censored & (rows["outcome"] == ""),
             "aborted": _flagged(rows, ABORTED),
             "phantoms": _flagged(rows, PHANTOM),
             "not_split": ~whole & ~censored,
@@ -93,6 +98,16 @@ def _outcomes(rows: pd.DataFrame) -> pd.DataFrame:
     counts = said.groupby(["mode", "outcome"]).size().rename("count").reset_index()
     order = ["mode", "count", "outcome"]
     return counts.sort_values(order, ascending=[True, False, True]).reset_index(drop=True)
+
+
+def _known(rows: pd.DataFrame, split: Split) -> pd.DataFrame:
+    """Phases in reading order, each over the requests in which it took time."""
+    order = {name: place for place, name in enumerate(phases.READING_ORDER)}
+    long = split.known.melt(var_name="phase", value_name="ns", ignore_index=False)
+    long = long[long["ns"] > 0]
+    long = long.assign(mode=rows["shown_mode"].reindex(long.index), place=long["phase"].map(order))
+    grouped = long.groupby(["mode", "place", "phase"])["ns"].agg(["size", "sum"]).reset_index()
+    return grouped.rename(columns={"size": "count", "sum": "total_ns"}).drop(columns="place")
 
 
 def _quantiles(rows: pd.DataFrame, split: Split) -> pd.DataFrame:

@@ -37,7 +37,7 @@ SPAN_COLUMNS: Final = (
     Column("end_ns", TIME, "Unix nanoseconds, never before start_ns"),
     Column("error", FLAG, "status is ERROR"),
     Column("error_type", TEXT, "value of error.type"),
-    Column("request_id", TEXT, "base request id; empty for other producers' spans"),
+    Column("request_id", TEXT, "base request id; of other producers' spans a hash of it or empty"),
     Column("engine_request_id", TEXT, "vLLM's internal id: one per attempt on an engine"),
     Column("peer_engine_request_id", TEXT, "the peer leg's engine_request_id"),
     Column("engine_id", TEXT, "engine instance"),

@@ -25,7 +25,10 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def split_command(
     sources: Annotated[
-        list[Path], typer.Argument(help="Stores or OTLP files (JSON, JSON lines, protobuf, gzip).")
+        list[Path],
+        typer.Argument(
+            help="Stores, OTLP files (JSON, JSON lines, protobuf, gzip), vLLM logs with KV events."
+        ),
     ],
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per request and line, times in ns.")
@@ -83,7 +86,8 @@ def print_tables(done: Split, console: Console) -> None:
     for sentence in report.count_sentences(summary):
         console.print(escape(sentence))
     tables = [report.quantile_table(summary), report.phase_table(summary)]
-    tables += [report.outcome_table(summary), report.rank_table(done), report.flagged_table(done)]
+    tables += [report.known_table(summary), report.outcome_table(summary)]
+    tables += [report.rank_table(done), report.flagged_table(done)]
     for table in tables:
         if table.rows:
             console.print(f"\n[bold]{escape(table.title)}[/bold]")

@@ -36,6 +36,7 @@ KEYS = [
     "dispatch",
     "drag_ns",
     "evidence",
+    "known_phases_ns",
 ]
 
 

@@ -72,6 +72,7 @@ def test_requests_without_a_first_token_are_counted(mixed: Split) -> None:
         "requests": 26,
         "split": 25,
         "no_first_token": 1,
+        "token_not_known": 0,
         "aborted": 1,
         "phantoms": 0,
         "not_split": 0,

@@ -175,6 +175,13 @@ REGISTRATION_KEY: Final = "pdtrace"
 REGISTRATION_TP_RANK: Final = "tp_rank"
 """Key inside that: the rank of D that registers."""
 
+# --- vLLM's proposed lifecycle log of KV connectors (another producer, lower grade) ---
+KV_LOG_SCHEMA: Final = "vllm-kv-connector-v1"
+KV_LOG_SPAN: Final = "vllm_kv_connector."
+"""Before an event's name, as the name of the record that the analysis makes of it."""
+KV_LOG_HASH_KEY: Final = "vllm-kv-trace"
+"""Its ids are BLAKE2b of 8 bytes with this as `person`."""
+
 # --- Attributes of vLLM's own `llm_request` span (another producer, lower grade) ---
 VLLM_SPAN: Final = "llm_request"
 VLLM_REQUEST_ID: Final = "gen_ai.request.id"
