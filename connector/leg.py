@@ -28,7 +28,8 @@ class Leg:
     __slots__ = (
         "request", "role", "context", "attempted", "admitted", "scheduled", "token_seen",
         "asynchronous", "external_tokens", "computed_here", "prompt_tokens", "refused",
-        "load_failed", "failure", "outcome", "steps", "gap_ns", "out_since", "cached_tokens",
+        "load_failed", "failure", "held", "outcome", "steps", "gap_ns", "out_since",
+        "cached_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Any, role: str, context: RequestContext) -> None:
@@ -36,7 +37,7 @@ class Leg:
         self.role = role
         self.context = context
         self.attempted = self.admitted = self.scheduled = self.token_seen = False
-        self.refused = self.load_failed = False
+        self.refused = self.load_failed = self.held = False
         self.asynchronous = role is DECODE
         self.failure = ""
         """`error.type` of what is known to have gone wrong with its load."""
@@ -58,6 +59,14 @@ class Leg:
                 self.out_since = 0
         elif not self.out_since:
             self.out_since = now()
+
+
+def read_back(leg: Leg) -> dict[str, Any]:
+    """What tells P's load of blocks that D has kept from a handoff; nothing for other loads."""
+    source = (leg.request.kv_transfer_params or {}).get("remote_engine_id")
+    if leg.role is not PREFILL or source is None:
+        return {}
+    return {sc.TRANSFER_DIRECTION: sc.DIRECTION_READ_BACK, sc.PEER_ENGINE_ID: str(source)}
 
 
 def preemptions(leg: Leg) -> int:

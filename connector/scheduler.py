@@ -17,6 +17,7 @@ from pdtrace.connector.leg import (
     loaded_at_once,
     preemptions,
     prefill_data,
+    read_back,
     role_of,
 )
 from pdtrace.connector.seams import Seams
@@ -178,7 +179,7 @@ class SchedulerHooks:
             context.traceparent,
             context.base_id,
             self._recorder.wall_ns(mono_ns),
-            dict(context.attributes),
+            {**context.attributes, **(read_back(leg) if leg.admitted else {})},
         )
 
     def step_built(self, metadata: Any, scheduler_output: Any) -> None:
@@ -228,7 +229,7 @@ class SchedulerHooks:
         if leg is None:
             return
         data = {ev.AT: at_ns} if rank < 0 else {ev.AT: at_ns, sc.PEER_TP_RANK: rank}
-        kind = ev.NOTIFICATION_SEEN if leg.role is DECODE else ev.LEASE_NOTIFIED
+        kind = ev.LEASE_NOTIFIED if leg.held else ev.NOTIFICATION_SEEN
         self._record(kind, request_id, data)
 
     def _failing(self, request_id: str, error: str) -> None:
@@ -277,7 +278,7 @@ class SchedulerHooks:
             return
         self._waiting.pop(request_id, None)
         leg.load_failed = bool(leg.failure) if failed is None else request_id in failed
-        data: dict[str, Any] = {sc.EXTERNAL_TOKENS: leg.external_tokens}
+        data: dict[str, Any] = {sc.EXTERNAL_TOKENS: leg.external_tokens, **read_back(leg)}
         if leg.load_failed:
             data[sc.ERROR_TYPE] = self._load_error(leg)
         else:
@@ -308,7 +309,8 @@ class SchedulerHooks:
             return
         outcome = leg.outcome or (sc.LEASE_EXPIRED if self._worker_tells else "")
         data = {sc.LEASE_OUTCOME: outcome} if outcome else {}
-        if outcome == sc.LEASE_EXPIRED:
+        # D keeps its blocks in case there is a next turn; that there is none is no error.
+        if outcome == sc.LEASE_EXPIRED and leg.role is PREFILL:
             data[sc.ERROR_TYPE] = sc.ERROR_LEASE_EXPIRED
         self._record(ev.LEASE_ENDED, request_id, data)
 
@@ -346,27 +348,31 @@ class SchedulerHooks:
             return
         for table in (self._waiting, self._computing, self._complete, self._starting):
             table.pop(request_id, None)
+        leg.held = bool(result[0])
         if leg.role is PREFILL:
-            self._finish_prefill(leg, bool(result[0]), block_ids)
+            self._finish_prefill(leg, block_ids)
         else:
             self._finish_decode(leg)
 
-    def _finish_prefill(self, leg: Leg, held: bool, block_ids: Any) -> None:
+    def _finish_prefill(self, leg: Leg, block_ids: Any) -> None:
         request_id, at_ns = leg.request.request_id, self._finish_began
+        status, unserved = leg.request.status.name, leg.admitted and not leg.scheduled
         leg.scheduled = True  # a load that ends after this is of no interest
-        if leg.request.status.name not in _FINISHED:
+        if status not in _FINISHED:
             del self._legs[request_id]
-            self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_ABORTED})
+            unloaded = status in _FAILED and unserved
+            error = self._load_error(leg) if unloaded else sc.ERROR_ABORTED
+            self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: error})
             return
         record_at = self._recorder.record_at
         record_at(ev.PREFILL_FINISHED, at_ns, request_id, prefill_data(leg))
-        if self._mode == sc.MODE_PUSH and held and self._worker_tells:
+        if self._mode == sc.MODE_PUSH and leg.held and self._worker_tells:
             self._send_to_worker(leg, at_ns)  # which reports when its writer has the blocks
         else:
             record_at(ev.PREFILL_END_BEGUN, at_ns, request_id)
             count = block_count(block_ids)
             self._record(ev.PARAMETERS_RETURNED, request_id, {sc.BLOCK_COUNT: count})
-        if held:
+        if leg.held:
             record_at(ev.LEASE_BEGUN, at_ns, request_id)
         else:
             del self._legs[request_id]
@@ -385,9 +391,12 @@ class SchedulerHooks:
             self._close_decode(leg, at_ns, cause or sc.ERROR_ABORTED)
 
     def _close_decode(self, leg: Leg, at_ns: int, error: str) -> None:
-        request = leg.request
-        self._legs.pop(request.request_id, None)
+        request, kept = leg.request, leg.held and leg.role is DECODE and not error
+        leg.scheduled = True  # a load that ends after this is of no interest
+        if not kept:
+            self._legs.pop(request.request_id, None)
         data = {sc.OUTPUT_TOKENS: request.num_output_tokens, sc.PREEMPTIONS: preemptions(leg)}
         if error:
             data[sc.ERROR_TYPE] = error
-        self._recorder.record_at(ev.DECODE_FINISHED, at_ns, request.request_id, data)
+        kind = ev.DECODE_HELD if kept else ev.DECODE_FINISHED
+        self._recorder.record_at(kind, at_ns, request.request_id, data)

@@ -15,9 +15,9 @@ LEFTOVER_SECONDS = 60.0
 
 
 def complete(
-    url: str, model: str, prompt: str, request_id: str | None = None, **more: Any
+    url: str, model: str, prompt: str | list[int], request_id: str | None = None, **more: Any
 ) -> dict[str, Any]:
-    """Answer to one greedy completion request."""
+    """Answer to one greedy completion request; the prompt is text or token ids."""
     body = {"model": model, "prompt": prompt, "temperature": 0, "max_tokens": 24, **more}
     request = urllib.request.Request(
         f"{url}/v1/completions",

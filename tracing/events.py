@@ -119,6 +119,8 @@ FIRST_TOKEN: Final = EventKind(
     "first_token", ends=(sc.SPAN_FIRST_DECODE,), begins=(sc.SPAN_DECODE,)
 )
 DECODE_FINISHED: Final = EventKind("decode_finished", ends=(sc.SPAN_DECODE,), closes=True)
+DECODE_HELD: Final = EventKind("decode_held", ends=(sc.SPAN_DECODE,), begins=(sc.SPAN_LEASE,))
+"""Finished, and its blocks stay: P may read them back when the conversation goes on."""
 
 # One engine for both: prefill ends at the first token.
 SINGLE_FIRST_TOKEN: Final = EventKind(
