@@ -90,5 +90,13 @@ def resource_attributes(
         attributes[sc.DP_RANK] = int(parallel.data_parallel_rank)
     if worker is not None:
         attributes[sc.TP_RANK] = int(getattr(worker, "tp_rank", 0))
-        attributes[sc.PP_RANK] = int(getattr(worker, "pp_rank", 0))
+        attributes[sc.PP_RANK] = _stage_of(parallel)
     return attributes
+
+
+def _stage_of(parallel: Any) -> int:
+    """This worker's pipeline stage; vLLM numbers workers by stage, context and tensor rank."""
+    context = getattr(parallel, "prefill_context_parallel_size", 1)
+    return int(parallel.rank // (context * parallel.tensor_parallel_size)) % int(
+        parallel.pipeline_parallel_size
+    )

@@ -81,6 +81,7 @@ class _Small:
         self.port = len(peers)
         peers[self.port] = self
         self.peers = peers
+        self.stages, self.layers = [self], slice(None)
         self.tp_rank = self.pcp_rank = 0
         self.world_size = self.dcp_size = self.pp_size = 1
         self.pcp_dcp_sharded = self.use_mla = self.use_host_buffer = False
@@ -131,11 +132,11 @@ class _Small:
         prepared = agent.prep_xfer_dlist("NIXL_INIT_AGENT", own)
         self.src_xfer_handles_by_block_size = {16: prepared}
 
-    def rows(self: Any) -> Any:
-        """(address, bytes, device) of every block, region after region."""
+    def rows(self: Any, layers: slice = slice(None)) -> Any:
+        """(address, bytes, device) of every block, region after region (one is a layer)."""
         found = [
             (m.ctypes.data + block * m.shape[1], m.shape[1], 0)
-            for m in self.memory
+            for m in self.memory[layers]
             for block in range(BLOCKS)
         ]
         return np.array(found, dtype=np.uint64)
@@ -154,25 +155,28 @@ class _Small:
         if port not in self.peers:
             raise ConnectionError("injected: nobody listens there")
         peer, agent = self.peers[port], self.nixl_wrapper
-        name = agent.add_remote_agent(peer.nixl_wrapper.get_agent_metadata())
+        names = [
+            agent.add_remote_agent(stage.nixl_wrapper.get_agent_metadata())
+            for stage in peer.stages[:pp_size]
+        ]
+        info = EngineTransferInfo(
+            remote_tp_size=1,
+            remote_block_len=peer.lengths[0],
+            remote_block_size=16,
+            remote_physical_blocks_per_logical=1,
+        )
+        self.transfer_topo.register_remote_engine(engine_id, info)
         if not notif_agents_only:
-            info = EngineTransferInfo(
-                remote_tp_size=1,
-                remote_block_len=peer.lengths[0],
-                remote_block_size=16,
-                remote_physical_blocks_per_logical=1,
-            )
-            self.transfer_topo.register_remote_engine(engine_id, info)
             self.tp_mappings[engine_id] = compute_tp_mapping(
                 self.transfer_topo, 1, self._group_spec_types
             )
             self.dst_num_blocks[engine_id] = BLOCKS
-            self.dst_region_num_blocks[engine_id] = [BLOCKS] * len(peer.lengths)
-            self.dst_region_group_ids[engine_id] = peer.region_group_ids
+            self.dst_region_num_blocks[engine_id] = [BLOCKS] * len(peer.lengths[self.layers])
+            self.dst_region_group_ids[engine_id] = peer.region_group_ids[self.layers]
             self.dst_uses_region_group_mapping[engine_id] = False
-            theirs = agent.get_xfer_descs(peer.rows(), "DRAM")
-            self.dst_xfer_side_handles[engine_id][0] = agent.prep_xfer_dlist(name, theirs)
-        return {(0, 0): name}, 0.0
+            theirs = agent.get_xfer_descs(peer.rows(self.layers), "DRAM")
+            self.dst_xfer_side_handles[engine_id][0] = agent.prep_xfer_dlist(names[0], theirs)
+        return {(stage, 0): name for stage, name in enumerate(names)}, 0.0
 
     def close(self: Any) -> None:
         """Give everything back."""
