@@ -4,9 +4,11 @@
 
 Both sides run in this one process, in turn, so that a slow moment of the machine meets both:
 our event against the OpenTelemetry SDK's span (start and end, recorded, its export discarded), and
-our way from events to OTLP bytes against the SDK's way from spans to OTLP bytes. Times are CPU time
-of the thread. Whatever else the machine does only adds to them, so the figure of a part is the
-least of its rounds; the median stands beside it, and ratios are medians of the rounds' own ratios.
+our way from events through the queue to OTLP bytes against the SDK's way from spans to OTLP bytes.
+Times are CPU time of the thread. Whatever else the machine does only adds to them, so the figure of
+a part is the least of its rounds; the median stands beside it, and ratios are medians of each
+round's own. Memory is what Python allocates for an open request, for a full buffer of events and
+for a full queue of spans.
 """
 
 import argparse
@@ -14,11 +16,13 @@ import gc
 import json
 import statistics
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
@@ -26,13 +30,12 @@ from pdtrace.tracing.encode import encode_request
 from pdtrace.tracing.provider import OwnRandomIds, Telemetry
 from pdtrace.tracing.recorder import Recorder
 from pdtrace.tracing.settings import Settings
-from pdtrace.tracing.testing import CapturingExporter
+from pdtrace.tracing.span import Finished, readable
 
 ROUNDS = 25
 EVENTS = 20_000
 SDK_SPANS = 1_000
 REQUESTS = 400
-SPANS_PER_REQUEST = 6
 ATTRIBUTES = {sc.EXTERNAL_TOKENS: 4799}
 
 
@@ -40,11 +43,26 @@ class DiscardingProcessor(SpanProcessor):
     """Takes ended spans and keeps none: the SDK's span alone is measured."""
 
 
+class EncodingExporter(SpanExporter):
+    """Our encoder, and nothing after it; keeps the last batch for the SDK's."""
+
+    takes_records = True
+
+    def __init__(self) -> None:
+        self.last: Sequence[Finished] = ()
+
+    def export(self, spans: Sequence[Finished]) -> SpanExportResult:
+        """Encode."""
+        encode_request(spans)
+        self.last = spans
+        return SpanExportResult.SUCCESS
+
+
 def make_recorder(capacity: int) -> Recorder:
-    """A recorder without its thread, so that each part runs where it is measured."""
+    """A recorder without its threads, so that each part runs where it is measured."""
     resource = Resource({"service.name": "vllm-decode", sc.ENGINE_ID: "decode-0"})
     settings = Settings(buffer_events=capacity)
-    telemetry = Telemetry(resource, CapturingExporter(), OwnRandomIds(), settings)
+    telemetry = Telemetry(resource, EncodingExporter(), OwnRandomIds(), settings)
     return Recorder(telemetry, start=False)
 
 
@@ -101,25 +119,76 @@ def record_requests(recorder: Recorder, first: int) -> None:
 
 
 def time_background(recorder: Recorder, first: int) -> tuple[float, Sequence[ReadableSpan]]:
-    """Microseconds per span from events to OTLP bytes, and the spans."""
+    """Microseconds per span from events to OTLP bytes, and some of the spans."""
     record_requests(recorder, first)
-    assembler, anchor, events = recorder._assembler, recorder.clock.anchor(), recorder._events
+    before = recorder.exported
     began = time.thread_time_ns()
-    while events:
-        assembler.apply(events.popleft(), anchor)
-    spans = assembler.finished[:]
-    assembler.finished.clear()
-    for start in range(0, len(spans), 512):
-        encode_request(spans[start : start + 512])
-    return (time.thread_time_ns() - began) / len(spans) / 1000, spans
+    # What `flush` does, but for giving the interpreter away after each slice.
+    while recorder._apply_slice():
+        pass
+    recorder._hand_over()
+    recorder._sender.flush()
+    took = time.thread_time_ns() - began
+    exporter = recorder._telemetry.exporter
+    assert isinstance(exporter, EncodingExporter)
+    return took / (recorder.exported - before) / 1000, readable(exporter.last)
 
 
 def time_sdk_encoding(spans: Sequence[ReadableSpan]) -> float:
     """Microseconds per span that the SDK needs from finished spans to bytes."""
-    few = spans[:512]
     began = time.thread_time_ns()
-    encode_spans(few).SerializeToString()
-    return (time.thread_time_ns() - began) / len(few) / 1000
+    encode_spans(spans).SerializeToString()
+    return (time.thread_time_ns() - began) / len(spans) / 1000
+
+
+def allocated_by(make: Callable[[], None]) -> int:
+    """Bytes that are allocated when `make` is done and were not before."""
+    gc.collect()
+    tracemalloc.start()
+    make()
+    gc.collect()
+    now = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return now
+
+
+def open_requests(recorder: Recorder, number: int) -> None:
+    """Decode legs that wait for their KV cache."""
+    for request in range(number):
+        base = f"3d2f0f6e-2222-4b4b-8b8b-{request:012d}"
+        request_id = f"cmpl-{base}-0-23d0e5e7"
+        common = {sc.MODE: "push", sc.MODEL: "demo", sc.INPUT_TOKENS: 4800 + request}
+        recorder.record(ev.OPENED, request_id, ev.RequestContext("", base, common))
+        recorder.record(ev.DECODE_ARRIVED, request_id)
+        recorder.record(ev.DECODE_ALLOCATED, request_id)
+        recorder._drain()
+
+
+def full_buffer(recorder: Recorder) -> None:
+    """As many events as fit, each with an attribute of its own."""
+    for number in range(Settings().buffer_events):
+        recorder.record(ev.KV_COMPLETE, f"cmpl-{number:012d}-0", {sc.EXTERNAL_TOKENS: number})
+
+
+def full_queue(recorder: Recorder) -> None:
+    """As many finished spans as fit, five of a request."""
+    number = 0
+    while recorder.losses().get("queue_full", 0) == 0:
+        record_requests(recorder, number)
+        number += REQUESTS
+        recorder._drain()
+        recorder._hand_over()
+
+
+def measure_memory() -> dict[str, float]:
+    """Bytes of an open request, megabytes of what is bounded when it is full."""
+    number = 2000
+    opening, buffering, queueing = (make_recorder(Settings().buffer_events) for _ in range(3))
+    return {
+        "open_request_bytes": allocated_by(lambda: open_requests(opening, number)) / number,
+        "full_buffer_mb": allocated_by(lambda: full_buffer(buffering)) / 1e6,
+        "full_queue_mb": allocated_by(lambda: full_queue(queueing)) / 1e6,
+    }
 
 
 def measure() -> dict[str, float]:
@@ -141,6 +210,9 @@ def measure() -> dict[str, float]:
         took, spans = time_background(recorder, number * REQUESTS)
         warm("background_us_per_span", took)
         warm("sdk_encode_us_per_span", time_sdk_encoding(spans))
+        if number:
+            path = rounds["sdk_span_ns"][-1] / 1000 + rounds["sdk_encode_us_per_span"][-1]
+            note("sdk_path_us_per_span", path)
         gc.collect()
     gc.enable()
     found = {key: min(values) for key, values in rounds.items()}
@@ -148,10 +220,11 @@ def measure() -> dict[str, float]:
     for name, sdk, own in (
         ("sdk_span_per_event", "sdk_span_ns", "event_ns"),
         ("sdk_encode_per_background", "sdk_encode_us_per_span", "background_us_per_span"),
+        ("sdk_path_per_background", "sdk_path_us_per_span", "background_us_per_span"),
     ):
         ratios = [a / b for a, b in zip(rounds[sdk], rounds[own], strict=True)]
         found[name] = statistics.median(ratios)
-    return found
+    return found | measure_memory()
 
 
 def _forget(key: str, value: float) -> None:
@@ -178,7 +251,13 @@ def main(printed: Callable[[str], None] = print) -> None:
         printed(f"{what:<30}{found[key]:>10.1f}{found[f'{key}_median']:>10.1f}   {unit}")
     printed(
         f"an SDK span costs {found['sdk_span_per_event']:.0f} events; "
-        f"the SDK's encoding alone {found['sdk_encode_per_background']:.1f} times our background"
+        f"the SDK's encoding alone {found['sdk_encode_per_background']:.1f} times our background, "
+        f"with the span {found['sdk_path_per_background']:.1f} times"
+    )
+    printed(
+        f"an open request takes {found['open_request_bytes']:.0f} bytes, "
+        f"a full buffer of events {found['full_buffer_mb']:.0f} MB, "
+        f"a full queue of spans {found['full_queue_mb']:.0f} MB"
     )
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -12,7 +12,10 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.encode import encode_request, encode_span
+from pdtrace.tracing.propagation import TraceContext
+from pdtrace.tracing.span import Finished, Origin, Record, Shared, readable
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SCALAR = st.one_of(
@@ -65,6 +68,33 @@ def spans(draw: st.DrawFn) -> ReadableSpan:
 def test_our_bytes_mean_what_the_sdks_mean(batch: list[ReadableSpan]) -> None:
     """Decoded, both requests are the same message, whatever the spans carry."""
     assert ExportTraceServiceRequest.FromString(encode_request(batch)) == encode_spans(batch)
+
+
+CONTEXT = st.builds(TraceContext, ID128, st.one_of(st.just(0), ID64), st.just(True))
+# A record's own attributes have names of ours, and one of them makes it an error.
+OWN = st.dictionaries(st.sampled_from([sc.ERROR_TYPE, sc.PREEMPTIONS, "k", "é"]), SCALAR)
+RECORDS = st.builds(
+    Record,
+    TEXT,
+    st.builds(Shared, CONTEXT, ATTRIBUTES, st.builds(Origin, RESOURCES, SCOPES)),
+    ID64,
+    TIME,
+    TIME,
+    st.none() | OWN,
+    st.lists(st.tuples(TEXT, TIME, st.none() | ATTRIBUTES), max_size=3),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.one_of(RECORDS, spans()), max_size=3))
+def test_a_records_bytes_mean_what_the_sdks_mean_of_its_span(batch: list[Finished]) -> None:
+    """Also when both kinds are in one request."""
+    for record in batch:
+        if isinstance(record, Record) and record.own:
+            for key in record.own.keys() & record.shared.attributes.keys():
+                record.shared.attributes.pop(key)  # type: ignore[attr-defined]
+    ours = ExportTraceServiceRequest.FromString(encode_request(batch))
+    assert ours == encode_spans(readable(batch))
 
 
 def test_values_that_compare_equal_stay_apart() -> None:

@@ -25,6 +25,7 @@ from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.provider import OwnRandomIds, Telemetry, make_resource, open_provider
 from pdtrace.tracing.recorder import Recorder
 from pdtrace.tracing.settings import ConfigurationError, endpoint_of
+from pdtrace.tracing.span import readable
 from pdtrace.tracing.testing import CapturingExporter, CountedIds
 
 PROTOCOLS = ("grpc", "http/protobuf")
@@ -91,7 +92,7 @@ def test_spans_arrive_as_they_were_made(
     base_id = f"{protocol}-{compression}"
     request(recorder, base_id)
     recorder._drain()
-    sent.spans = list(recorder._assembler.finished)
+    sent.spans = readable(recorder._assembler.finished)
     recorder.flush()
     recorder.shutdown()
     assert (recorder.exported, recorder.losses()) == (3, {})

@@ -4,9 +4,9 @@ Single-threaded and without a clock of its own; the recorder calls it from its t
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
-from typing import Any
+from typing import Any, Final
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace.id_generator import IdGenerator
@@ -26,26 +26,35 @@ from pdtrace.tracing.events import (
 )
 from pdtrace.tracing.propagation import TraceContext, context_of, parse_traceparent
 from pdtrace.tracing.sampling import Keeper, Sampler
+from pdtrace.tracing.semconv import ERROR_TYPE
 from pdtrace.tracing.settings import Settings
-from pdtrace.tracing.span import Point, RecordedSpan, Shared
+from pdtrace.tracing.span import Origin, Point, Record, Shared
 
 _Data = Mapping[str, Any]
+_CONTEXT: Final = frozenset((OPENED, LEARNED, ADOPTED))
+# A named tuple's own constructor takes three times as long.
+_new_record: Callable[[type[Record], tuple[Any, ...]], Record] = tuple.__new__
 
 
 class _Entry:
     """A request this process has something open of."""
 
-    __slots__ = ("shared", "anchor", "open", "points", "opened_ns", "last_ns", "held", "failed")
+    __slots__ = (
+        "shared", "sampled", "offset_ns", "open", "points", "opened_ns", "last_ns", "held",
+        "failed",
+    )  # fmt: skip
 
     def __init__(self, shared: Shared, anchor: Anchor, mono_ns: int) -> None:
         self.shared = shared
-        self.anchor = anchor
+        self.sampled = shared.trace.sampled
+        self.offset_ns = anchor.offset_ns
+        """From monotonic to Unix time, for all spans of the request."""
         self.open: dict[str, int] = {}
         """Span name to its start, Unix ns."""
         self.points: dict[str, list[Point]] = {}
         """Span name to the events on it so far."""
         self.opened_ns = self.last_ns = mono_ns
-        self.held: list[RecordedSpan] = []
+        self.held: list[Record] = []
         """Spans of a request that is not sampled, until it is known whether it is kept."""
         self.failed = False
 
@@ -73,15 +82,14 @@ class Assembler:
         absent: frozenset[str] = frozenset(),
     ) -> None:
         settings = settings or Settings()
-        self.finished: list[RecordedSpan] = []
+        self.finished: list[Record] = []
         self.counts: Counter[str] = Counter()
         """What befell events (`unknown_request`), requests (`table_full`), spans (`abandoned`,
         `hold_full`)."""
         self.sampled_out = 0
         """Requests without a span because they were not sampled."""
-        self._resource = resource
+        self._origin = Origin(resource, InstrumentationScope(sc.SCOPE_NAME, scope_version))
         self._next_id = ids.generate_span_id
-        self._scope = InstrumentationScope(sc.SCOPE_NAME, scope_version)
         self._capacity = capacity
         self._limit_ns = int(settings.span_limit_s * 1e9)
         self._limits = {sc.SPAN_DECODE: int(settings.decode_limit_s * 1e9)}
@@ -98,32 +106,42 @@ class Assembler:
     def apply(self, event: Event, anchor: Anchor) -> None:
         """Take one event; `anchor` places a request that this event makes known."""
         kind, mono_ns, request_id, data = event
-        if kind is OPENED:
-            self._open_entry(request_id, data, anchor, mono_ns)
-            return
         entry = self._entries.get(request_id)
-        if entry is None:
-            # Closing what is closed already, or was never opened here, loses nothing.
-            self.counts["unknown_request"] += kind is not CLOSED
+        if entry is None or kind in _CONTEXT:
+            self._know(event, entry, anchor)
             return
         entry.last_ns = mono_ns
-        if kind is LEARNED or kind is ADOPTED:
-            entry.shared = self._learned(entry.shared, kind, data)
-            return
-        at_ns: int = (data.get(AT) if data else None) or entry.anchor.to_wall_ns(mono_ns)
+        at_ns = mono_ns + entry.offset_ns
+        if data and AT in data:
+            data = dict(data)
+            at_ns = data.pop(AT)
         started = entry.open
         for name in kind.ends:
-            start_ns = started.pop(name, None)
-            if start_ns is not None:
-                self._finish(entry, name, start_ns, at_ns, data)
+            if name in started:
+                self._finish(entry, name, started.pop(name), at_ns, data)
         for name in kind.begins:
             if name not in self._absent:
                 started[name] = at_ns
-        if kind.point is not None:
-            _mark(entry, kind.point, at_ns, data)
+        point = kind.point
+        if point is not None and point[0] in started:
+            entry.points.setdefault(point[0], []).append((point[1], at_ns, data))
         if kind.closes:
             del self._entries[request_id]
             self._end_all(entry, mono_ns, data)
+
+    def _know(self, event: Event, entry: _Entry | None, anchor: Anchor) -> None:
+        """What is known of a request, and events of one that is not known."""
+        kind, mono_ns, request_id, data = event
+        if kind is OPENED:
+            if entry is None:
+                self._open_entry(request_id, data, anchor, mono_ns)
+        elif entry is not None:
+            entry.last_ns = mono_ns
+            entry.shared = self._learned(entry.shared, kind, data)
+            entry.sampled = entry.shared.trace.sampled
+        else:
+            # Closing what is closed already, or was never opened here, loses nothing.
+            self.counts["unknown_request"] += kind is not CLOSED
 
     def expire(self, mono_ns: int) -> None:
         """End what has outlived its limit."""
@@ -136,12 +154,12 @@ class Assembler:
                 self._abandon(request_id, mono_ns)
 
     def _expire_spans(self, entry: _Entry, mono_ns: int) -> None:
-        now_ns, limit_of = entry.anchor.to_wall_ns(mono_ns), self._limits.get
+        now_ns, limit_of = mono_ns + entry.offset_ns, self._limits.get
         for name, start_ns in list(entry.open.items()):
             if now_ns - start_ns > limit_of(name, self._limit_ns):
                 del entry.open[name]
                 self.counts["abandoned"] += 1
-                self._finish(entry, name, start_ns, now_ns, {sc.ERROR_TYPE: sc.ERROR_ABANDONED})
+                self._finish(entry, name, start_ns, now_ns, {ERROR_TYPE: sc.ERROR_ABANDONED})
 
     def close(self, mono_ns: int) -> None:
         """The process ends: so does everything that is open."""
@@ -156,8 +174,6 @@ class Assembler:
     def _open_entry(
         self, request_id: str, context: RequestContext, anchor: Anchor, mono_ns: int
     ) -> None:
-        if request_id in self._entries:
-            return
         if len(self._entries) >= self._capacity:
             self.counts["table_full"] += 1
             self._abandon(next(iter(self._entries)), mono_ns)
@@ -167,26 +183,26 @@ class Assembler:
             sc.ENGINE_REQUEST_ID: request_id,
             **context.attributes,
         }
-        shared = Shared(trace, attributes, self._resource, self._scope)
+        shared = Shared(trace, attributes, self._origin)
         self._entries[request_id] = _Entry(shared, anchor, mono_ns)
 
     def _end_all(self, entry: _Entry, mono_ns: int, data: _Data | None) -> None:
         """End whatever is open as an error: the one that `data` names, else abandoned."""
         if entry.open:
-            error = (data.get(sc.ERROR_TYPE) if data else None) or sc.ERROR_ABANDONED
-            end_ns = entry.anchor.to_wall_ns(mono_ns)
+            error = (data.get(ERROR_TYPE) if data else None) or sc.ERROR_ABANDONED
+            end_ns = mono_ns + entry.offset_ns
             for name, start_ns in entry.open.items():
-                self._finish(entry, name, start_ns, end_ns, {sc.ERROR_TYPE: error})
-        if not entry.shared.trace.sampled or entry.held:
-            entry.failed |= bool(data and sc.ERROR_TYPE in data)
+                self._finish(entry, name, start_ns, end_ns, {ERROR_TYPE: error})
+        if entry.held or not entry.sampled:
+            entry.failed |= bool(data and ERROR_TYPE in data)
             self._settle(entry, mono_ns)
 
     def _settle(self, entry: _Entry, mono_ns: int) -> None:
         """The request is over here: export what was held of it, or drop it."""
-        opened_ns, held = entry.anchor.to_wall_ns(entry.opened_ns), entry.held
+        held, opened_ns = entry.held, entry.opened_ns + entry.offset_ns
         self._held -= len(held)
-        tokens = [span._start_time for span in held if span._name == sc.SPAN_DECODE]
-        answered_ns = min(tokens, default=entry.anchor.to_wall_ns(mono_ns))
+        tokens = [record.start_ns for record in held if record.name == sc.SPAN_DECODE]
+        answered_ns = min(tokens, default=mono_ns + entry.offset_ns)
         if self._keeper.keeps(entry.failed, answered_ns - opened_ns):
             self.finished += held
         else:
@@ -195,23 +211,23 @@ class Assembler:
     def _finish(
         self, entry: _Entry, name: str, start_ns: int, end_ns: int, data: _Data | None
     ) -> None:
-        shared = entry.shared
-        if data and sc.ERROR_TYPE in data:
+        if data and ERROR_TYPE in data:
             entry.failed = True
-        if not shared.trace.sampled and not self._keeper.can_keep:
-            return
-        if data and AT in data:
-            data = {key: value for key, value in data.items() if key != AT}
         if end_ns < start_ns:
             # Clocks of two processes may disagree by a reading.
             end_ns = start_ns
         points = entry.points.pop(name, ()) if entry.points else ()
-        span = RecordedSpan(name, shared, self._next_id(), start_ns, end_ns, data, points)
-        if shared.trace.sampled:
-            self.finished.append(span)
-        elif self._held < self._hold_capacity:
+        parts = (name, entry.shared, self._next_id(), start_ns, end_ns, data, points)
+        record = _new_record(Record, parts)
+        if entry.sampled:
+            self.finished.append(record)
+        elif self._keeper.can_keep:
+            self._hold(entry, record)
+
+    def _hold(self, entry: _Entry, record: Record) -> None:
+        if self._held < self._hold_capacity:
             self._held += 1
-            entry.held.append(span)
+            entry.held.append(record)
         else:
             self.counts["hold_full"] += 1
 
@@ -223,16 +239,9 @@ class Assembler:
         elif not trace.parent_id:
             adopted = parse_traceparent(data)
             trace = self._sampled(adopted) if adopted else trace
-        return Shared(trace, attributes, shared.resource, shared.scope)
+        return Shared(trace, attributes, shared.origin)
 
     def _sampled(self, trace: TraceContext) -> TraceContext:
         """The context with our decision in place of the caller's."""
-        return trace._replace(sampled=self._decides(trace))
-
-
-def _mark(entry: _Entry, point: tuple[str, str], at_ns: int, data: _Data | None) -> None:
-    """Add a span event to a span while it is open."""
-    name, event = point
-    if name in entry.open:
-        attributes = {key: value for key, value in data.items() if key != AT} if data else None
-        entry.points.setdefault(name, []).append((event, at_ns, attributes))
+        sampled = self._decides(trace)
+        return trace if sampled == trace.sampled else trace._replace(sampled=sampled)

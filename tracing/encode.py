@@ -13,11 +13,10 @@ from typing import Any, Final
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanKind
 
 from pdtrace.tracing.semconv import ERROR_TYPE
-from pdtrace.tracing.span import RecordedSpan, Shared
+from pdtrace.tracing.span import Finished, Origin, Point, Record, Shared
 
 _PACK_FIXED64: Final = struct.Struct("<Q").pack
 # Span.span_id 2: tag and length, then the id.
@@ -49,13 +48,14 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-_LENGTHS: Final = [varint(length) for length in range(1024)]
+_VARINTS: Final = [varint(value) for value in range(1 << 14)]
+"""Those of one and two bytes: lengths, counts of tokens, blocks and preemptions."""
 
 
 def _field(number: int, payload: bytes) -> bytes:
     """A length-delimited field; its number is below 16."""
     length = len(payload)
-    return _TAGS[number] + (_LENGTHS[length] if length < 1024 else varint(length)) + payload
+    return _TAGS[number] + (_VARINTS[length] if length < 1 << 14 else varint(length)) + payload
 
 
 def _any_value(value: Any) -> bytes:
@@ -140,33 +140,120 @@ def _shared(shared: Shared) -> bytes:
     """What all spans of a request have in common, encoded once."""
     if not shared.encoded:
         trace = shared.trace
-        ancestry = _ancestry(trace.trace_id, trace.parent_id, True)
-        # Ids and lengths of a request recur in no other one, so no cache is asked for them.
-        pairs = [_field(9, _key_value(k, v)) for k, v in shared.attributes.items()]
-        shared.encoded = ancestry + b"".join(pairs)
+        parts = [_ancestry(trace.trace_id, trace.parent_id, True)]
+        for key, value in shared.attributes.items():
+            _pair(parts, key, value)
+        shared.encoded = b"".join(parts)
     return shared.encoded
 
 
-def _recorded(span: RecordedSpan) -> bytes:
-    own, points = span.own, span.points
+class _IntegerKeys(dict[str, tuple[bytes, ...]]):
+    """Attribute key to what precedes an integer value of it, by the bytes that the value takes.
+
+    Only names that we spell come here, so the table is small.
+    """
+
+    def __missing__(self, key: str) -> tuple[bytes, ...]:
+        name = _key(key)
+        found = self[key] = tuple(
+            _TAGS[9] + varint(len(name) + 3 + size) + name + bytes((0x12, 1 + size, 0x18))
+            for size in range(11)
+        )
+        return found
+
+
+class _TextKeys(dict[str, tuple[bytes, ...]]):
+    """The same for a string, by its length."""
+
+    def __missing__(self, key: str) -> tuple[bytes, ...]:
+        name = _key(key)
+        found = self[key] = tuple(
+            _TAGS[9] + varint(len(name) + 4 + size) + name + bytes((0x12, 2 + size, 0x0A, size))
+            for size in range(_SHORT)
+        )
+        return found
+
+
+_SHORT: Final = 100
+_INTEGER_KEYS: Final = _IntegerKeys()
+_TEXT_KEYS: Final = _TextKeys()
+
+
+def _pair(parts: list[bytes], key: str, value: Any) -> None:
+    """One attribute of a record. Values of a request recur in no other one: none is cached."""
+    kind = value.__class__
+    if kind is int:
+        digits = _VARINTS[value] if 0 <= value < 1 << 14 else varint(value)
+        parts.append(_INTEGER_KEYS[key][len(digits)])
+        parts.append(digits)
+        return
+    if kind is str:
+        text = value.encode("utf-8", "replace")
+        if len(text) < _SHORT:
+            parts.append(_TEXT_KEYS[key][len(text)])
+            parts.append(text)
+            return
+    parts.append(_field(9, _key_value(key, value)))
+
+
+class _Internal(dict[str, bytes]):
+    """Name and kind of a span of ours."""
+
+    def __missing__(self, name: str) -> bytes:
+        found = self[name] = _named(name, SpanKind.INTERNAL)
+        return found
+
+
+class _BarePoints(dict[str, tuple[bytes, bytes]]):
+    """What stands around the time of a point without attributes."""
+
+    def __missing__(self, name: str) -> tuple[bytes, bytes]:
+        around = _event(name, 0, None)
+        time_at = around.index(b"\x09") + 1
+        found = self[name] = around[:time_at], around[time_at + 8 :]
+        return found
+
+
+_INTERNAL: Final = _Internal()
+_BARE_POINTS: Final = _BarePoints()
+
+
+def _record(record: Record) -> bytes:
+    name, shared, span_id, start_ns, end_ns, own, points = record
     parts = [
-        span.shared.encoded or _shared(span.shared),
-        _PACK_TAGGED_ID(0x1208, span.span_id),
-        _named(span._name, SpanKind.INTERNAL),
-        _PACK_TIMES(0x39, span._start_time, 0x41, span._end_time),
+        shared.encoded or _shared(shared),
+        _PACK_TAGGED_ID(0x1208, span_id),
+        _INTERNAL[name],
+        _PACK_TIMES(0x39, start_ns, 0x41, end_ns),
     ]
-    if own:
-        parts.append(_attributes(9, own))
-    if points:
-        parts += [_event(*point) for point in points]
-    parts.append(_STATUS_ERROR if own and ERROR_TYPE in own else _STATUS_UNSET)
+    for point in points:
+        parts.append(_point(point))
+    if not own:
+        parts.append(_STATUS_UNSET)
+    else:
+        for key, value in own.items():
+            if value.__class__ is int and 0 <= value < 1 << 14:
+                digits = _VARINTS[value]
+                parts.append(_INTEGER_KEYS[key][len(digits)])
+                parts.append(digits)
+            else:
+                _pair(parts, key, value)
+        parts.append(_STATUS_ERROR if ERROR_TYPE in own else _STATUS_UNSET)
     return b"".join(parts)
 
 
-def encode_span(span: ReadableSpan) -> bytes:
+def _point(point: Point) -> bytes:
+    name, at_ns, attributes = point
+    if attributes:
+        return _event(name, at_ns, attributes)
+    before, after = _BARE_POINTS[name]
+    return before + _PACK_FIXED64(at_ns) + after
+
+
+def encode_span(span: Finished) -> bytes:
     """One span as the payload of `ScopeSpans.spans`. Links are not written: we make none."""
-    if isinstance(span, RecordedSpan):
-        return _recorded(span)
+    if isinstance(span, Record):
+        return _record(span)
     context, parent = span.context, span.parent
     if context is None or span.start_time is None or span.end_time is None:
         raise ValueError(f"span {span.name!r} has no context or has not ended")
@@ -193,38 +280,48 @@ def _resource(resource: Resource) -> bytes:
     return _field(1, payload)
 
 
-def encode_request(spans: Sequence[ReadableSpan]) -> bytes:
+_SPANS: Final = [b"\x12" + length for length in _VARINTS[:4096]]
+"""Tag and length of a span in its ScopeSpans."""
+_Group = tuple[Origin, list[bytes]]
+
+
+def encode_request(spans: Sequence[Finished]) -> bytes:
     """`ExportTraceServiceRequest`: one ResourceSpans per resource, in it one ScopeSpans per scope.
 
     Both in order of first appearance, and told apart by identity: hashing a resource costs more
     than encoding a span.
     """
-    groups: dict[tuple[int, int], tuple[Resource, Any, list[bytes]]] = {}
-    resource: Resource | None = None
-    scope: Any = None
-    encoded: list[bytes] = []
+    groups: dict[tuple[int, int], _Group] = {}
+    last: Origin | None = None
+    parts: list[bytes] = []
     for span in spans:
-        of: Resource
-        by: InstrumentationScope | None
-        if isinstance(span, RecordedSpan):
-            of, by, data = span.shared.resource, span.shared.scope, _recorded(span)
+        if isinstance(span, Record):
+            origin, data = span.shared.origin, _record(span)
         else:
-            of, by, data = span.resource, span.instrumentation_scope, encode_span(span)
-        if of is not resource or by is not scope:
-            resource, scope = of, by
-            encoded = groups.setdefault((id(of), id(by)), (of, by, []))[2]
-        encoded.append(_field(2, data))
-    return _grouped(list(groups.values()))
+            origin = Origin(span.resource, span.instrumentation_scope)
+            data = encode_span(span)
+        if origin is not last:
+            last = origin
+            parts = groups.setdefault((id(origin.resource), id(origin.scope)), (origin, []))[1]
+        length = len(data)
+        parts.append(_SPANS[length] if length < 4096 else b"\x12" + varint(length))
+        parts.append(data)
+    return b"".join(_grouped(list(groups.values())))
 
 
-def _grouped(groups: Sequence[tuple[Resource, Any, list[bytes]]]) -> bytes:
-    """Scopes gathered under their resources."""
-    by_resource: dict[int, tuple[Resource, list[bytes]]] = {}
-    for resource, scope, encoded in groups:
-        scope_spans = _field(2, _scope(scope) + b"".join(encoded))
-        by_resource.setdefault(id(resource), (resource, []))[1].append(scope_spans)
+def _grouped(groups: Sequence[_Group]) -> list[bytes]:
+    """Scopes gathered under their resources; the pieces are joined but once, they are large."""
+    by_resource: dict[int, list[bytes]] = {}
+    for (resource, scope), parts in groups:
+        under = by_resource.setdefault(id(resource), [_resource(resource)])
+        under += _framed(2, [_scope(scope), *parts])
     # ResourceSpans: resource 1, scope_spans 2.
-    return b"".join([_field(1, _resource(r) + b"".join(s)) for r, s in by_resource.values()])
+    return [part for under in by_resource.values() for part in _framed(1, under)]
+
+
+def _framed(number: int, parts: list[bytes]) -> list[bytes]:
+    """A length-delimited field that is still in pieces."""
+    return [_TAGS[number], varint(sum(map(len, parts))), *parts]
 
 
 @lru_cache(maxsize=64)

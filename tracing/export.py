@@ -103,6 +103,8 @@ def _grpc_exporter() -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     class GrpcExporter(OTLPSpanExporter):
+        takes_records = True
+
         def _translate_data(self, data: Sequence[ReadableSpan]) -> Any:
             return encode_request(data)
 
@@ -121,6 +123,8 @@ def _http_exporter() -> SpanExporter:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     class HttpExporter(OTLPSpanExporter):
+        takes_records = True
+
         def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
             sent = self._client.export(encode_request(spans))
             return SpanExportResult.SUCCESS if sent.success else SpanExportResult.FAILURE

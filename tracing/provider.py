@@ -47,14 +47,15 @@ class OwnRandomIds(IdGenerator):
 
     def __init__(self) -> None:
         self._random = random.Random(os.urandom(16))
+        self._bits = self._random.getrandbits
 
     def generate_span_id(self) -> int:
         """A non-zero 64-bit id."""
-        return self._random.getrandbits(64) or 1
+        return self._bits(64) or 1
 
     def generate_trace_id(self) -> int:
         """A non-zero 128-bit id."""
-        return self._random.getrandbits(128) or 1
+        return self._bits(128) or 1
 
 
 def _host_id() -> str:

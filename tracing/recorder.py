@@ -178,19 +178,23 @@ class Recorder:
             self._report()
 
     def _drain(self) -> None:
-        events, assembler, anchor = self._events, self._assembler, self.clock.anchor()
-        taken = 0
-        while events:
+        while self._apply_slice():
+            time.sleep(0)
+
+    def _apply_slice(self) -> bool:
+        """A few events become spans; False when there was none."""
+        events, anchor = self._events, self.clock.anchor()
+        take, apply = events.popleft, self._assembler.apply
+        taken = min(len(events), _SLICE_EVENTS)
+        for _ in range(taken):
             try:
-                assembler.apply(events.popleft(), anchor)
+                apply(take(), anchor)
             except Exception:
                 self.guard.failed("assembly")
-            taken += 1
-            if taken % _SLICE_EVENTS == 0:
-                time.sleep(0)
-            if len(assembler.finished) >= _HAND_OVER_SPANS:
-                self._hand_over()
         self.recorded += taken
+        if len(self._assembler.finished) >= _HAND_OVER_SPANS:
+            self._hand_over()
+        return taken > 0
 
     def _hand_over(self) -> None:
         finished = self._assembler.finished

@@ -10,13 +10,12 @@ tell most. Nothing here is ever called by an engine's thread.
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
-from itertools import islice
-from typing import Final
+from typing import Any, Final
 
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from pdtrace.tracing.guard import Guard
+from pdtrace.tracing.span import Finished, readable
 
 _BATCH_SPANS: Final = 512
 _INTERVAL_S: Final = 0.5
@@ -37,7 +36,7 @@ class Sender:
         self._exporter = exporter
         self._capacity = capacity
         self._guard = guard
-        self._queue: deque[ReadableSpan] = deque()
+        self._queue: deque[Finished] = deque()
         self._of_queue = threading.Lock()
         self._of_exporter = threading.Lock()
         self._offered = threading.Event()
@@ -45,7 +44,7 @@ class Sender:
         if start:
             threading.Thread(target=self._run, name="pdtrace-sender", daemon=True).start()
 
-    def offer(self, spans: Sequence[ReadableSpan]) -> None:
+    def offer(self, spans: Sequence[Finished]) -> None:
         """Queue spans; returns at once."""
         with self._of_queue:
             self._queue.extend(spans)
@@ -88,19 +87,19 @@ class Sender:
                 self._guard.failed("sender")
             self._closed.wait(_INTERVAL_S)
 
-    def _take(self) -> list[ReadableSpan]:
+    def _take(self) -> list[Finished]:
         with self._of_queue:
-            batch = list(islice(self._queue, _BATCH_SPANS))
-            for _ in batch:
-                self._queue.popleft()
-        return batch
+            queue = self._queue
+            return [queue.popleft() for _ in range(min(len(queue), _BATCH_SPANS))]
 
-    def _send(self, batch: list[ReadableSpan]) -> None:
+    def _send(self, batch: list[Finished]) -> None:
         if self._exporter is None:
             self.dropped["no_endpoint"] += len(batch)
             return
         try:
-            sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
+            ours = getattr(self._exporter, "takes_records", False)
+            spans: Any = batch if ours else readable(batch)
+            sent = self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception:
             self._guard.failed("export")
             sent = False

@@ -1,11 +1,11 @@
-"""A finished span as the recorder makes it: cheap to make, and everything a `ReadableSpan` is.
+"""A finished span as the recorder makes it: a tuple, and for its readers a `ReadableSpan`.
 
 All spans of a request share their trace, parent, attributes, resource and scope; those are kept
-once, with their encoding. What only some reader of spans asks for is made when it asks.
+once, with their encoding.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -20,22 +20,22 @@ _ERROR: Final = Status(StatusCode.ERROR)
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
 
 
+class Origin(NamedTuple):
+    """Who made a span: one object for all spans of a recorder."""
+
+    resource: Resource
+    scope: InstrumentationScope | None
+
+
 class Shared:
     """What the spans of one request have in common; not to be changed once a span has it."""
 
-    __slots__ = ("trace", "attributes", "resource", "scope", "encoded")
+    __slots__ = ("trace", "attributes", "origin", "encoded")
 
-    def __init__(
-        self,
-        trace: TraceContext,
-        attributes: Mapping[str, Any],
-        resource: Resource,
-        scope: InstrumentationScope,
-    ) -> None:
+    def __init__(self, trace: TraceContext, attributes: Mapping[str, Any], origin: Origin) -> None:
         self.trace = trace
         self.attributes = attributes
-        self.resource = resource
-        self.scope = scope
+        self.origin = origin
         self.encoded = b""
         """Kept by `encode`."""
 
@@ -44,32 +44,30 @@ Point = tuple[str, int, Mapping[str, Any] | None]
 """A span event: name, Unix nanoseconds, attributes."""
 
 
-class RecordedSpan(ReadableSpan):
-    """A span of ours; times are Unix nanoseconds. `own` repeats no key of what is shared.
+class Record(NamedTuple):
+    """A finished span as the recorder makes it; `own` repeats no key of what is shared."""
 
-    `ReadableSpan` reads its parts from attributes with a leading underscore: here those that are
-    not simply stored are properties of the same names.
+    name: str
+    shared: Shared
+    span_id: int
+    start_ns: int
+    """Unix nanoseconds, as all times here."""
+    end_ns: int
+    own: Mapping[str, Any] | None
+    points: Sequence[Point]
+
+
+class RecordedSpan(ReadableSpan):
+    """A record as readers of OpenTelemetry's spans want it.
+
+    `ReadableSpan` reads its parts from attributes with a leading underscore: here they are
+    properties of the same names.
     """
 
-    __slots__ = ("shared", "span_id", "own", "points", "_name", "_start_time", "_end_time")
-
-    def __init__(
-        self,
-        name: str,
-        shared: Shared,
-        span_id: int,
-        start_ns: int,
-        end_ns: int,
-        own: Mapping[str, Any] | None,
-        points: Sequence[Point],
-    ) -> None:
-        self._name = name
-        self.shared = shared
-        self.span_id = span_id
-        self._start_time: int = start_ns
-        self._end_time: int = end_ns
-        self.own = own
-        self.points = points
+    def __init__(self, record: Record) -> None:
+        self._name, self._shared, self._span_id, *_ = record
+        self._start_time, self._end_time = record.start_ns, record.end_ns
+        self._own, self._points = record.own or {}, record.points
 
     _kind = SpanKind.INTERNAL
     _links = ()
@@ -77,31 +75,40 @@ class RecordedSpan(ReadableSpan):
 
     @property
     def _context(self) -> SpanContext:
-        return SpanContext(self.shared.trace.trace_id, self.span_id, False, _SAMPLED)
+        return SpanContext(self._shared.trace.trace_id, self._span_id, False, _SAMPLED)
 
     @property
     def _parent(self) -> SpanContext | None:
-        trace = self.shared.trace
+        trace = self._shared.trace
         if not trace.parent_id:
             return None
         return SpanContext(trace.trace_id, trace.parent_id, True, _SAMPLED)
 
     @property
     def _attributes(self) -> Mapping[str, Any]:
-        return {**self.shared.attributes, **(self.own or {})}
+        return {**self._shared.attributes, **self._own}
 
     @property
     def _events(self) -> Sequence[Event]:
-        return [Event(name, attributes, at_ns) for name, at_ns, attributes in self.points]
+        return [Event(name, attributes, at_ns) for name, at_ns, attributes in self._points]
 
     @property
     def _resource(self) -> Resource:
-        return self.shared.resource
+        return self._shared.origin.resource
 
     @property
-    def _instrumentation_scope(self) -> InstrumentationScope:
-        return self.shared.scope
+    def _instrumentation_scope(self) -> InstrumentationScope | None:
+        return self._shared.origin.scope
 
     @property
     def _status(self) -> Status:
-        return _ERROR if self.own and ERROR_TYPE in self.own else _UNSET
+        return _ERROR if ERROR_TYPE in self._own else _UNSET
+
+
+Finished = Record | ReadableSpan
+"""What is sent: a recorder's records, or spans of OpenTelemetry's tracer."""
+
+
+def readable(spans: Sequence[Finished]) -> list[ReadableSpan]:
+    """For exporters that know nothing of records."""
+    return [RecordedSpan(span) if isinstance(span, Record) else span for span in spans]
