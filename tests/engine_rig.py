@@ -61,7 +61,7 @@ def break_hooks() -> None:
     observe: Any = Guard.observe
 
     def observed(guard: Guard, target: Any, method: str, **how: Any) -> Any:
-        for when in ("before", "after"):
+        for when in ("before", "after", "raised"):
             if how.get(when) is not None:
                 hook = f"{method}.{when}:{how[when].__qualname__}"
                 how[when] = breakable(hook, how[when])
