@@ -116,9 +116,25 @@ class _Graph:
         counts = self._row["p_counts"].to_numpy(np.bool_)
         chain.to(self._at("ingress_to_ns", counts), phases.INGRESS)
         chain.to(self._at("p_has_counted_ns"), phases.RETRY)
+        self._draw_read_back(chain)
         chain.to(self._at("p_scheduled_counted_ns"), phases.PREFILL_QUEUE)
         chain.to(self._at("p_end_ns", counts), phases.PREFILL)
         return chain
+
+    def _draw_read_back(self, chain: Chain) -> None:
+        """What P waits for when a later turn reads back from D."""
+        chain.to(self._at("back_allocated_ns"), phases.PREFILL_QUEUE, only_some=True)
+        every = np.arange(len(self.start))
+        for column, phase in (
+            ("back_begin_ns", phases.REGISTRATION),
+            ("back_posted_ns", phases.SUBMIT),
+        ):
+            end = self._at(column)
+            shaken = self._inside(SIDE_PREFILL, chain.at, end, every)
+            chain.to(end, phase, handshake=np.where(self._push, 0, shaken), only_some=True)
+        chain.to(self._at("back_landed_ns"), phases.TRANSFER, only_some=True)
+        chain.to(self._at("back_told_ns"), phases.LANDED_TO_SEEN, only_some=True)
+        chain.to(self._at("back_pass_ns"), phases.REQUEUE, only_some=True)
 
     def _draw_decode(self) -> None:
         """D's leg from where it branches off: at dispatch, after hand-over, or after P's end."""
@@ -180,7 +196,8 @@ class _Graph:
         chain.to(self._at("next_pass_ns", handed_over), phases.REQUEUE)
         chain.to(self._at("d_scheduled_ns", handed_over), phases.DECODE_QUEUE)
         chain.to(self._at("d_queued_ns"), only_some=True)
-        chain.to(self._at("d_prefill_start_ns"), phases.PREFILL_QUEUE, only_some=True)
+        chain.to(self._at("d_queued_until_ns"), phases.PREFILL_QUEUE, only_some=True)
+        chain.to(self._at("d_prefill_start_ns"), only_some=True)
         chain.to(self._at("d_prefill_end_ns"), phases.PREFILL, only_some=True)
         chain.to(self._at("decoding_from_ns"), only_some=True)
         chain.to(self._at("d_token_ns"), phases.FIRST_DECODE)
@@ -227,10 +244,14 @@ class _Graph:
         end = np.where(early, np.where(until == UNKNOWN, end, np.minimum(end, until)), UNKNOWN)
         return np.where(early, start, UNKNOWN), end
 
-    def _inside(self, side: str, start: Ints, end: Ints) -> Ints:
-        """How long a side's handshakes were active in [start, end) of each rank row (ns)."""
+    def _inside(self, side: str, start: Ints, end: Ints, place: Ints | None = None) -> Ints:
+        """How long a side's handshakes were active in [start, end) of each row (ns).
+
+        `place`: each row's request; without it the rows are those of the ranks.
+        """
         mine = self._handshakes[self._handshakes["side"] == side]
-        rows = pd.DataFrame({"row": np.arange(len(start)), "key": self._place})
+        place = self._place if place is None else place
+        rows = pd.DataFrame({"row": np.arange(len(start)), "key": place})
         pairs = rows.merge(mine, on="key")
         if pairs.empty:
             return np.zeros(len(start), dtype=np.int64)

@@ -123,7 +123,8 @@ def _several_choices(cone: Cone, own: pd.DataFrame) -> pd.Series:
 
 def _missing(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
     """Sides that must have been there and left no span."""
-    moved = cone.has(transfers.SUBMIT) & cone.has(transfers.COMPLETE) | row["moved_elsewhere"]
+    submit, complete = transfers.moves(cone)
+    moved = cone.listed(submit) & cone.listed(complete) | row["moved_elsewhere"]
     push = row["mode"] == semconv.MODE_PUSH
     initiator = row["p_known"].where(push, row["d_known"])
     wanted = row["loads"] & row["p_expected"] & row["t1_ns"].notna()

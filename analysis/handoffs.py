@@ -9,7 +9,7 @@ from typing import Final
 
 import pandas as pd
 
-from pdtrace.analysis import foreign, transfers
+from pdtrace.analysis import foreign, sides, transfers
 from pdtrace.analysis.attempts import (
     SIDE_DECODE,
     SIDE_PREFILL,
@@ -31,7 +31,7 @@ EVIDENCE_FOREIGN: Final = "foreign"
 @dataclass(frozen=True)
 class Handoffs:
     """`requests`: one row per request, by label (`id` and `instance` say the same in two).
-    `ranks`: one row per initiating rank.
+    `ranks`: one row per initiating rank. `back_ranks`: one per rank of P that read back from D.
 
     `handshakes`: those a request waits for. `tries`: every try on an engine, with `chosen`.
     `spans`: our spans, the losing tries' included. All instants are nullable Int64 ns.
@@ -39,6 +39,7 @@ class Handoffs:
 
     requests: pd.DataFrame
     ranks: pd.DataFrame
+    back_ranks: pd.DataFrame
     handshakes: pd.DataFrame
     tries: pd.DataFrame
     spans: pd.DataFrame
@@ -59,9 +60,13 @@ def join(
     own["key"] = row.index.get_indexer(pd.Index(own["request_id"])).astype("int64")
     tries = attempts(own)
     cone = Cone(own[in_chosen(own, tries)], table.events, row.index)
-    found = transfers.ranks(cone)
-    row = row.assign(**_router(cone), **_prefill(cone), **_decode(cone))
-    row = row.assign(**_starts(cone, tries), **_handoff(cone, found, row))
+    found, back = transfers.ranks(cone), transfers.back_ranks(cone)
+    row = row.assign(**sides.router(cone), **sides.prefill(cone), **sides.decode(cone))
+    row = row.assign(
+        **sides.starts(cone, tries),
+        **sides.handoff(cone, found, row),
+        **sides.read_back(cone, back),
+    )
     row["mode"] = _mode(cone)
     told = foreign.instants(others, row.index)
     row = row.assign(**foreign.fill(row, told))
@@ -75,7 +80,7 @@ def join(
     row = row.assign(**_slowest_rank(cone, found, row))
     row["flags"] = flags(cone, row, handshakes, own, partial)
     row["outcome"] = outcomes(cone, own, row)
-    return Handoffs(row, found, handshakes, tries, own)
+    return Handoffs(row, found, back, handshakes, tries, own)
 
 
 def _named(own: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
@@ -89,119 +94,6 @@ def _named(own: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
         instance=row["instance"].fillna(1).astype("int64"),
         evidence=ours.map({True: EVIDENCE_OWN, False: EVIDENCE_FOREIGN}),
     )
-
-
-def _router(cone: Cone) -> dict[str, pd.Series]:
-    legs = cone.named(semconv.SPAN_LEG)
-    first = legs[legs["leg"] == SIDE_PREFILL]
-    second = legs[legs["leg"] == SIDE_DECODE]
-    return {
-        "router_start_ns": cone.start(semconv.SPAN_REQUEST),
-        "router_token_ns": cone.event(semconv.EVENT_FIRST_TOKEN, "min", semconv.SPAN_REQUEST),
-        "prefill_leg_end_ns": cone.reduce(first, "end_ns", "max"),
-        "dispatch_ns": cone.reduce(second, "start_ns", "min"),
-    }
-
-
-def _prefill(cone: Cone) -> dict[str, pd.Series]:
-    side = SIDE_PREFILL
-    queue, prefill = semconv.SPAN_PREFILL_QUEUE, semconv.SPAN_PREFILL
-    return {
-        "p_has_ns": cone.start(queue, side),
-        "p_scheduled_ns": first_known(cone.start(prefill, side), cone.end(queue, side)),
-        "p_end_ns": first_known(
-            cone.end(prefill, side),
-            cone.start(semconv.SPAN_PREFILL_END, side),
-            cone.start(semconv.SPAN_LEASE, side),
-        ),
-        "p_known": cone.listed(cone.spans[cone.spans["side"] == side]),
-    }
-
-
-def _decode(cone: Cone) -> dict[str, pd.Series]:
-    side = SIDE_DECODE
-    kv_wait, start = semconv.SPAN_KV_WAIT, semconv.SPAN_DECODE_START
-    first, prefill = (
-        cone.named(semconv.SPAN_FIRST_DECODE, side),
-        cone.named(semconv.SPAN_PREFILL, side),
-    )
-    made = cone.reduce(first[~first["error"]], "end_ns", "max")
-    computed = cone.reduce(prefill[~prefill["error"]], "end_ns", "max")
-    local = cone.listed(cone.spans[cone.spans["local"]])
-    admission = semconv.SPAN_DECODE_ADMISSION
-    return {
-        "d_has_ns": first_known(
-            cone.start(admission, side), cone.start(semconv.SPAN_PREFILL_QUEUE, side)
-        ),
-        "attempted_ns": cone.event(semconv.EVENT_FIRST_ATTEMPT, "min", admission),
-        "allocated_ns": first_known(
-            cone.start(kv_wait, side),
-            cone.end(admission, side),
-            cone.start(semconv.SPAN_REGISTRATION, side),
-        ),
-        "told_ns": first_known(cone.end(kv_wait, side), cone.start(start, side)),
-        "refused_ns": cone.event(semconv.EVENT_REFUSED, "min", start),
-        "d_scheduled_ns": first_known(
-            earlier(
-                cone.start(semconv.SPAN_FIRST_DECODE, side), cone.start(semconv.SPAN_PREFILL, side)
-            ),
-            cone.end(start, side),
-        ),
-        "d_queued_ns": cone.start(semconv.SPAN_PREFILL_QUEUE, side),
-        "d_prefill_start_ns": cone.start(semconv.SPAN_PREFILL, side),
-        "d_prefill_end_ns": cone.end(semconv.SPAN_PREFILL, side),
-        "d_token_ns": first_known(
-            made, computed.where(local), cone.start(semconv.SPAN_DECODE, side)
-        ),
-        "d_known": cone.listed(cone.spans[cone.spans["side"] == side]),
-        "local": local,
-    }
-
-
-def _starts(cone: Cone, tries: pd.DataFrame) -> dict[str, pd.Series]:
-    """Start of the first try on each side: its arrival, or its leg if it never arrived."""
-    counted = tries[tries["chosen"]]
-    columns = ["key", "side", "start_ns", "leg_no"]
-    every = tries.reset_index()[["try", *columns]]
-    paired = every.merge(
-        counted.reset_index()[["try", *columns]], on=columns[:2], suffixes=("", "_counted")
-    )
-    # Another choice of the same leg is no earlier try.
-    other = (paired["leg_no"] != paired["leg_no_counted"]) | (
-        paired["try"] == paired["try_counted"]
-    )
-    not_later = paired[other & (paired["start_ns"] <= paired["start_ns_counted"])]
-    legs = _numbered_legs(cone)
-    found = {}
-    for side, name in ((SIDE_PREFILL, "p_first_ns"), (SIDE_DECODE, "d_first_ns")):
-        mine = legs[legs["leg"] == side]
-        arrival = cone.reduce(not_later[not_later["side"] == side], "start_ns", "min")
-        leg = [cone.reduce(mine[mine["place"] == place], "start_ns", "min") for place in (0, 1)]
-        lost_on_the_way = (arrival >= leg[1]).fillna(False).astype("bool")
-        found[name] = arrival.where(~lost_on_the_way, leg[0])
-        start = cone.reduce(counted[counted["side"] == side], "start_ns", "min")
-        again = (found[name] < start).fillna(False).astype("bool")
-        found[name.replace("first_ns", "retried")] = again | cone.listed(mine[mine["place"] > 0])
-    return found
-
-
-def _numbered_legs(cone: Cone) -> pd.DataFrame:
-    """The router's legs by side in order of time: key, leg, start_ns, place (0 = first)."""
-    keys = ["key", "leg", "attempt"]
-    starts = cone.named(semconv.SPAN_LEG).groupby(keys, dropna=False)["start_ns"].min()
-    legs = starts.to_frame().reset_index().sort_values(["key", "leg", "start_ns"])
-    legs["place"] = legs.groupby(["key", "leg"]).cumcount()
-    return legs
-
-
-def _handoff(cone: Cone, found: pd.DataFrame, row: pd.DataFrame) -> dict[str, pd.Series]:
-    handed = cone.end(semconv.SPAN_PREFILL_END, SIDE_PREFILL)
-    return {
-        "blocks_ns": first_known(handed, transfers.by_request(cone, found, "blocks_ns")),
-        "received_ns": transfers.sent_or_received(cone, found),
-        "posted_ns": transfers.by_request(cone, found, "posted_ns"),
-        "landed_ns": transfers.landed(cone, found, row["told_ns"]),
-    }
 
 
 def _mode(cone: Cone) -> pd.Series:
@@ -232,8 +124,9 @@ def _membership(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
     """
     waits = cone.named(semconv.SPAN_KV_WAIT, SIDE_DECODE)
     loads = cone.listed(waits[waits["external_tokens"].fillna(1) > 0])
-    moved = cone.has((*transfers.SUBMIT, *transfers.COMPLETE, semconv.SPAN_REGISTRATION))
-    moved |= row["moved_elsewhere"]
+    moved = cone.has(semconv.SPAN_REGISTRATION) | row["moved_elsewhere"]
+    for spans in transfers.moves(cone):
+        moved |= cone.listed(spans)
     decided = row["d_token_ns"].notna() & cone.has(semconv.SPAN_DECODE_ADMISSION, SIDE_DECODE)
     complete_hit = (decided & ~loads & ~moved) | row["local"]
     expected = row["p_known"] | row["mode"].isin((semconv.MODE_PUSH, semconv.MODE_PULL))

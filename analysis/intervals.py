@@ -33,8 +33,12 @@ _EDGES: Final = (
     _Edge(phases.INGRESS, "t0_ns", "ingress_to_ns", SIDE_ROUTER),
     _Edge(phases.RETRY, "p_first_ns", "p_has_counted_ns", SIDE_ROUTER),
     _Edge(phases.RETRY, "d_first_ns", "d_has_ns", SIDE_ROUTER),
-    _Edge(phases.PREFILL_QUEUE, "p_has_counted_ns", "p_scheduled_ns", SIDE_PREFILL),
-    _Edge(phases.PREFILL_QUEUE, "d_queued_ns", "d_prefill_start_ns", SIDE_DECODE),
+    _Edge(phases.PREFILL_QUEUE, "p_has_counted_ns", "p_queued_until_ns", SIDE_PREFILL),
+    _Edge(phases.PREFILL_QUEUE, "d_queued_ns", "d_queued_until_ns", SIDE_DECODE),
+    _Edge(phases.REGISTRATION, "back_allocated_ns", "back_begin_ns", SIDE_PREFILL),
+    _Edge(phases.LANDED_TO_SEEN, "back_landed_ns", "back_told_ns", SIDE_PREFILL),
+    _Edge(phases.REQUEUE, "back_told_ns", "back_pass_ns", SIDE_PREFILL),
+    _Edge(phases.PREFILL_QUEUE, "back_refused_ns", "p_scheduled_counted_ns", SIDE_PREFILL),
     _Edge(phases.PREFILL, "p_scheduled_counted_ns", "p_end_ns", SIDE_PREFILL),
     _Edge(phases.PREFILL, "d_prefill_start_ns", "d_prefill_end_ns", SIDE_DECODE),
     _Edge(phases.MATCH, "handing_from_ns", "blocks_ns", SIDE_PREFILL),
@@ -57,7 +61,14 @@ def instants(handoffs: Handoffs) -> pd.DataFrame:
     push = row["mode"] == semconv.MODE_PUSH
     begun = known.dropna(subset=["begin_ns"]).groupby("request_id")["begin_ns"].max()
     at_worker = begun.astype("Int64").reindex(row.index)
+    counted = {name: row[name].where(counts) for name in row.columns if name.startswith("back_")}
+    row = row.assign(**counted)
+    loads_first = row["allocated_ns"].where(row["local"])
+    scheduled = row["p_scheduled_ns"].where(row["back_told_ns"].notna())
     return row.assign(
+        p_queued_until_ns=first_known(row["back_allocated_ns"], row["p_scheduled_ns"]),
+        d_queued_until_ns=first_known(loads_first, row["d_prefill_start_ns"]),
+        back_pass_ns=first_known(row["back_refused_ns"], scheduled),
         p_has_counted_ns=row["p_has_ns"].where(counts),
         p_scheduled_counted_ns=row["p_scheduled_ns"].where(counts),
         handing_from_ns=row["p_end_ns"].where(counts & push),
@@ -78,6 +89,7 @@ def draw(handoffs: Handoffs) -> pd.DataFrame:
         for edge in _EDGES
     ]
     parts += [*_rank_pieces(handoffs, row), *_handshake_pieces(handoffs)]
+    parts += _back_pieces(handoffs, row)
     drawn = pd.concat(parts, ignore_index=True)
     return drawn[drawn["end_ns"] > drawn["start_ns"]].reset_index(drop=True)
 
@@ -96,6 +108,20 @@ def _rank_pieces(handoffs: Handoffs, row: pd.DataFrame) -> list[pd.DataFrame]:
         _piece(ids, both, ranks["begin_ns"], phases.PRIORITY[phases.MATCH], SIDE_PREFILL),
         _piece(ids, ranks["begin_ns"], ranks["posted_ns"], phases.PRIORITY[phases.SUBMIT], lane),
         _piece(ids, ranks["wire_ns"], done, phases.PRIORITY[phases.TRANSFER], lane),
+    ]
+
+
+def _back_pieces(handoffs: Handoffs, row: pd.DataFrame) -> list[pd.DataFrame]:
+    """Submit and transfer of each rank of P that reads back."""
+    ranks = handoffs.back_ranks
+    ids = pd.Index(ranks["request_id"])
+    counted = row["p_counts"].reindex(ids).to_numpy()
+    begin, wire = ranks["begin_ns"].where(counted), ranks["wire_ns"].where(counted)
+    landed = row["back_landed_ns"].reindex(ids).set_axis(ranks.index)
+    done = ranks["done_ns"].where(~(landed < ranks["done_ns"]).fillna(False), landed)
+    return [
+        _piece(ids, begin, ranks["posted_ns"], phases.PRIORITY[phases.SUBMIT], SIDE_PREFILL),
+        _piece(ids, wire, done, phases.PRIORITY[phases.TRANSFER], SIDE_PREFILL),
     ]
 
 
@@ -133,12 +159,13 @@ def _piece(
 def without_handshakes(active: Bools, push: Bools) -> Bools:
     """Cut handshakes out of the submit and the registration they lie inside.
 
-    `active`: bool, shape (n, LAYERS); `push`: bool, shape (n,): P initiates, else D.
+    `active`: bool, shape (n, LAYERS); `push`: bool, shape (n,): P initiates, else D does.
     Returns shape (n, phases), in priority order.
     """
     cut = active[:, : len(phases.NAMES)].copy()
     submit, registration = phases.PRIORITY[phases.SUBMIT], phases.PRIORITY[phases.REGISTRATION]
-    initiator = np.where(push, active[:, HANDSHAKE_P], active[:, HANDSHAKE_D])
-    cut[:, submit] &= ~initiator
-    cut[:, registration] &= ~active[:, HANDSHAKE_D]
+    # In pull P shakes hands only to read back, before D's leg, so either side's is cut there.
+    by_p, by_d = active[:, HANDSHAKE_P], active[:, HANDSHAKE_D]
+    cut[:, submit] &= ~(by_p | (by_d & ~push))
+    cut[:, registration] &= ~(by_d | (by_p & ~push))
     return cut

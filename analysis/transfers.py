@@ -11,8 +11,6 @@ from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
 from pdtrace.analysis.cone import Cone, earlier, first_known
 from pdtrace.tracing import semconv
 
-SUBMIT: Final = (semconv.SPAN_WRITE_SUBMIT, semconv.SPAN_READ_SUBMIT)
-COMPLETE: Final = (semconv.SPAN_WRITE_COMPLETE, semconv.SPAN_READ_COMPLETE)
 RANK: Final = ["key", "pp_rank", "tp_rank"]
 INSTANTS: Final = (
     "blocks_ns",
@@ -31,19 +29,56 @@ def ranks(cone: Cone) -> pd.DataFrame:
     `blocks_ns`, `received_ns`, `both_ns` (push: blocks ready, registration received, the later
     one), `begin_ns`, `posted_ns` (submit), `wire_ns`, `done_ns` (completion span).
     """
-    submit, complete = cone.named(SUBMIT), cone.named(COMPLETE)
-    columns = {
-        **_matches(cone.named(semconv.SPAN_MATCH, SIDE_PREFILL)),
+    submit, complete = moves(cone)
+    return _by_rank(
+        cone,
+        _matches(cone.named(semconv.SPAN_MATCH, SIDE_PREFILL)) | _transfers(submit, complete),
+    )
+
+
+def moves(cone: Cone) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The spans of the handoff's submits and completions: P's WRITEs or D's READs."""
+    submit = [
+        cone.named(semconv.SPAN_WRITE_SUBMIT),
+        cone.named(semconv.SPAN_READ_SUBMIT, SIDE_DECODE),
+    ]
+    complete = [
+        cone.named(semconv.SPAN_WRITE_COMPLETE),
+        cone.named(semconv.SPAN_READ_COMPLETE, SIDE_DECODE),
+    ]
+    return pd.concat(submit), pd.concat(complete)
+
+
+def back_ranks(cone: Cone) -> pd.DataFrame:
+    """The same as `ranks` for what P READs back from D before its prefill (a later turn)."""
+    submit = cone.named(semconv.SPAN_READ_SUBMIT, SIDE_PREFILL)
+    complete = cone.named(semconv.SPAN_READ_COMPLETE, SIDE_PREFILL)
+    return _by_rank(cone, _transfers(submit, complete))
+
+
+def back_landed(cone: Cone, found: pd.DataFrame, told: pd.Series) -> pd.Series:
+    """When P's worker saw that all was read back, at the latest when its scheduler knew (ns)."""
+    open_ended = found[found["begin_ns"].notna() & found["done_ns"].isna()]
+    return earlier(by_request(cone, found, "done_ns").mask(cone.listed(open_ended)), told)
+
+
+def _transfers(submit: pd.DataFrame, complete: pd.DataFrame) -> dict[str, pd.Series]:
+    return {
         "begin_ns": submit.groupby(RANK)["start_ns"].min(),
         "posted_ns": submit.groupby(RANK)["end_ns"].max(),
         "wire_ns": complete.groupby(RANK)["start_ns"].min(),
         "done_ns": complete.groupby(RANK)["end_ns"].max(),
     }
-    index = columns["both_ns"].index
+
+
+def _by_rank(cone: Cone, columns: dict[str, pd.Series]) -> pd.DataFrame:
+    index = columns["begin_ns"].index
     for series in columns.values():
         index = index.union(series.index)
+    absent = pd.Series(pd.NA, index=index, dtype="Int64")
     found = pd.DataFrame(
-        {name: columns[name].astype("Int64").reindex(index) for name in INSTANTS}, index=index
+        {name: columns.get(name, absent).astype("Int64").reindex(index) for name in INSTANTS},
+        index=index,
     ).reset_index()
     return found.assign(request_id=cone.requests[found["key"]])
 
@@ -97,8 +132,9 @@ def handshakes(cone: Cone, requests: pd.DataFrame) -> pd.DataFrame:
     """The handshakes that a request waits for: request_id, side, start_ns, end_ns.
 
     D's counts until P has the registration (push) or the READs are posted (pull), P's until
-    the WRITEs are posted. One that became usable only afterwards was waited for by nobody.
-    Needs `mode`, `received_ns`, `posted_ns`, `told_ns` of `requests`.
+    the WRITEs are posted (push) or what it reads back. One that became usable only afterwards was
+    waited for by nobody. Needs `mode`, `received_ns`, `posted_ns`, `back_posted_ns`, `told_ns` of
+    `requests`.
     """
     rows = cone.named(semconv.SPAN_HANDSHAKE)
     rows = rows[~rows["error"]]
@@ -106,7 +142,9 @@ def handshakes(cone: Cone, requests: pd.DataFrame) -> pd.DataFrame:
     limit_d = requests["received_ns"].where(push, requests["posted_ns"])
     limits = {
         SIDE_DECODE: first_known(limit_d, requests["told_ns"]),
-        SIDE_PREFILL: first_known(requests["posted_ns"], requests["told_ns"]).where(push, 0),
+        SIDE_PREFILL: first_known(requests["posted_ns"], requests["told_ns"]).where(
+            push, requests["back_posted_ns"].fillna(0)
+        ),
     }
     kept = []
     for side, limit in limits.items():

@@ -65,6 +65,11 @@ class Shape:
     router: bool = True
     peers: bool = False
     """Whether legs name the peer's leg."""
+    back: tuple[Rank, ...] = ()
+    """Ranks of P that read back what D has from an earlier turn (pull)."""
+    back_wait: int = 3
+    back_seen: int = 4
+    back_requeue: int = 2
     choices: int = 1
     """Requests that D runs for one leg; the first choice has the first token."""
 
@@ -84,6 +89,10 @@ class Instants:
     t0: int
     p_first: int
     p_has: int
+    back: list[tuple[int, int, int]]
+    back_allocated: int
+    back_landed: int
+    back_told: int
     p_scheduled: int
     p_end: int
     handed: int
@@ -111,7 +120,12 @@ def instants(shape: Shape) -> Instants:
     t0 = EPOCH_NS + shape.start
     p_first = t0 + shape.ingress
     p_has = p_first + shape.p_retry
-    p_scheduled = p_has + shape.queue
+    back_allocated = p_has + shape.queue
+    begun = back_allocated + shape.back_wait
+    back = [(begun, begun + r.submit, begun + r.submit + r.transfer) for r in shape.back]
+    back_landed = max((done for *_, done in back), default=back_allocated)
+    back_told = back_landed + (shape.back_seen if back else 0)
+    p_scheduled = back_told + (shape.back_requeue if back else 0)
     p_end = p_scheduled + shape.prefill
     handed = p_end + (shape.handing if shape.push else 0)
     leg_d = t0 + shape.dispatched if shape.together else handed
@@ -142,6 +156,10 @@ def instants(shape: Shape) -> Instants:
         t0=t0 if shape.router else min(p_first, d_first),
         p_first=p_first,
         p_has=p_has,
+        back=back,
+        back_allocated=back_allocated,
+        back_landed=back_landed,
+        back_told=back_told,
         p_scheduled=p_scheduled,
         p_end=p_end,
         handed=handed,
@@ -171,7 +189,9 @@ def truth(shape: Shape) -> tuple[int, Painted]:
     drawn: list[Interval] = [
         ("ingress", at.t0, at.p_first),
         ("retry", at.p_first, at.p_has),
-        ("prefill_queue", at.p_has, at.p_scheduled),
+        ("prefill_queue", at.p_has, at.back_allocated),
+        ("landed_to_seen", at.back_landed, at.back_told),
+        ("requeue", at.back_told, at.p_scheduled),
         ("prefill", at.p_scheduled, at.p_end),
         ("match", at.p_end, at.handed),
         ("hop", at.leg_d if shape.router or not shape.together else at.d_first, at.d_first),
@@ -187,6 +207,9 @@ def truth(shape: Shape) -> tuple[int, Painted]:
         ("first_decode", at.computed, at.token),
         ("egress", at.token, at.t1),
     ]
+    for begin, posted, done in at.back:
+        drawn += [("registration", at.back_allocated, begin)]
+        drawn += [("submit", begin, posted), ("transfer", posted, done)]
     for begin, posted, done, _ in at.ranks:
         drawn += [("submit", begin, posted), ("transfer", posted, min(done, at.landed))]
         drawn += [("match", at.both, begin)] if shape.push else []
@@ -315,7 +338,13 @@ def _prefill_side(shape: Shape, at: Instants, writer: Writer) -> None:
         writer.span(sc.SPAN_PREFILL_QUEUE, at.p_first, begun, side, attempt=LOST)
         writer.span(sc.SPAN_PREFILL, begun, failed, side, attempt=LOST, status=2)
     middle = (at.p_scheduled + at.p_end) // 2
-    writer.span(sc.SPAN_PREFILL_QUEUE, at.p_has, at.p_scheduled, side)
+    writer.span(sc.SPAN_PREFILL_QUEUE, at.p_has, at.back_allocated, side)
+    if shape.back:
+        writer.span(sc.SPAN_KV_WAIT, at.back_allocated, at.back_told, side)
+        writer.span(sc.SPAN_DECODE_START, at.back_told, at.p_scheduled, side)
+    for rank, (begin, posted, done) in enumerate(at.back):
+        writer.span(sc.SPAN_READ_SUBMIT, begin, posted, side, rank)
+        writer.span(sc.SPAN_READ_COMPLETE, posted, done, side, rank)
     writer.span(sc.SPAN_PREFILL, at.p_scheduled, middle, side)
     writer.span(sc.SPAN_PREFILL, middle, at.p_end, side)
     writer.span(sc.SPAN_PREFILL_END, at.p_end, at.handed, side)

@@ -94,7 +94,7 @@ def _attr(record: SpanRecord, name: str) -> str:
 
 
 def _on_d(spans: list[SpanRecord]) -> bool:
-    d_only = (sc.SPAN_DECODE_ADMISSION, sc.SPAN_KV_WAIT, sc.SPAN_FIRST_DECODE, sc.SPAN_DECODE_START)
+    d_only = (sc.SPAN_DECODE_ADMISSION, sc.SPAN_FIRST_DECODE)
     alone = all(_attr(r, sc.MODE) == sc.MODE_NONE for r in spans)
     return alone or any(r.name in d_only for r in spans)
 
@@ -180,7 +180,11 @@ def reference(records: Sequence[SpanRecord]) -> tuple[int, Painted]:
         ("ingress", t0, p_first if r.p else d_first),
         ("retry", p_first, _start(r.p, sc.SPAN_PREFILL_QUEUE)),
         ("retry", d_first, d_has),
-        ("prefill_queue", _start(r.p, sc.SPAN_PREFILL_QUEUE), _start(r.p, sc.SPAN_PREFILL)),
+        (
+            "prefill_queue",
+            _start(r.p, sc.SPAN_PREFILL_QUEUE),
+            _start(r.p, sc.SPAN_KV_WAIT, sc.SPAN_PREFILL),
+        ),
         ("prefill_queue", _start(r.d, sc.SPAN_PREFILL_QUEUE), d_prefill[0]),
         ("prefill", _start(r.p, sc.SPAN_PREFILL), p_end),
         ("prefill", *d_prefill),
@@ -196,8 +200,27 @@ def reference(records: Sequence[SpanRecord]) -> tuple[int, Painted]:
             ("decode_queue", refused, scheduled),
             ("first_decode", max(scheduled, d_prefill[1] or scheduled), token),
         ]
-    drawn += _handoff(r, push, p_end, handed, allocated, told)
+    drawn += _handoff(r, push, p_end, handed, allocated, told) + _read_back(r)
     return t1 - t0, paint(drawn, t0, t1)
+
+
+def _read_back(r: Request) -> list[Interval]:
+    """P's wait for what it READs from D before its prefill."""
+    told = _end(r.p, sc.SPAN_KV_WAIT)
+    if told is None:
+        return []
+    submits = [s for s in r.p if s.name == sc.SPAN_READ_SUBMIT]
+    wires = [s for s in r.p if s.name == sc.SPAN_READ_COMPLETE]
+    begun = max(
+        min(s.start_ns for s in submits if _rank(s) == rank) for rank in {_rank(s) for s in submits}
+    )
+    return [
+        ("registration", _start(r.p, sc.SPAN_KV_WAIT), begun),
+        *(("submit", s.start_ns, s.end_ns) for s in submits),
+        *(("transfer", s.start_ns, s.end_ns) for s in wires),
+        ("landed_to_seen", max(s.end_ns for s in wires), told),
+        ("requeue", told, _start(r.p, sc.SPAN_PREFILL)),
+    ]
 
 
 def _handoff(

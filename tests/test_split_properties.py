@@ -27,6 +27,12 @@ BATCHES = settings(
 )
 FEW = settings(max_examples=50, deadline=None)
 
+
+def one_way(shape: Shape) -> Shape:
+    """Nothing is read back: push knows no such thing."""
+    return replace(shape, back=())
+
+
 length = st.integers(0, 60)
 ranks = st.lists(
     st.builds(
@@ -68,7 +74,11 @@ shapes = st.builds(
     router=st.booleans(),
     peers=st.booleans(),
     choices=st.sampled_from([1, 1, 1, 3]),
-).map(lambda shape: shape if shape.push else replace(shape, dispatch="sequential"))
+    back=st.one_of(st.just(()), ranks),
+    back_wait=length,
+    back_seen=length,
+    back_requeue=length,
+).map(lambda shape: one_way(shape) if shape.push else replace(shape, dispatch="sequential"))
 batches = st.lists(shapes, min_size=10, max_size=16)
 
 
@@ -307,7 +317,7 @@ def test_strictly_sequential_on_one_rank_hides_nothing(batch: list[Shape]) -> No
 def one_after_the_other(shape: Shape) -> Shape:
     """The same lengths, with D's leg after P's, on one rank."""
     rank = replace(shape.ranks[0], notified=0)
-    return replace(shape, dispatch="sequential", ranks=(rank,), router=True)
+    return replace(shape, dispatch="sequential", ranks=(rank,), router=True, back=())
 
 
 @BATCHES
