@@ -97,6 +97,15 @@ def test_a_records_bytes_mean_what_the_sdks_mean_of_its_span(batch: list[Finishe
     assert ours == encode_spans(readable(batch))
 
 
+def test_an_engines_thread_never_waits_for_a_whole_batch() -> None:
+    """The encoder pauses every 32 spans."""
+    pauses: list[int] = []
+    shared = Shared(TraceContext(1, 0, True), {}, Origin(Resource({}), None))
+    batch = [Record("n", shared, number + 1, 1, 2, None, ()) for number in range(100)]
+    encode_request(batch, pause=lambda: pauses.append(1))
+    assert len(pauses) == 3
+
+
 def test_values_that_compare_equal_stay_apart() -> None:
     """True, 1 and 1.0 are three different attributes, although Python's cache keys are equal."""
     values: list[Any] = [True, 1, 1.0]

@@ -7,7 +7,8 @@ own encoder.
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -285,16 +286,27 @@ _SPANS: Final = [b"\x12" + length for length in _VARINTS[:4096]]
 _Group = tuple[Origin, list[bytes]]
 
 
-def encode_request(spans: Sequence[Finished]) -> bytes:
+_SLICE_SPANS: Final = 32
+
+
+def give_way() -> None:
+    """Let another thread have the interpreter, if one waits for it."""
+    time.sleep(0)
+
+
+def encode_request(spans: Sequence[Finished], pause: Callable[[], object] = give_way) -> bytes:
     """`ExportTraceServiceRequest`: one ResourceSpans per resource, in it one ScopeSpans per scope.
 
     Both in order of first appearance, and told apart by identity: hashing a resource costs more
-    than encoding a span.
+    than encoding a span. `pause` is called every few spans, so that an engine's thread never waits
+    for a whole batch.
     """
     groups: dict[tuple[int, int], _Group] = {}
     last: Origin | None = None
     parts: list[bytes] = []
-    for span in spans:
+    for number, span in enumerate(spans, 1):
+        if number % _SLICE_SPANS == 0:
+            pause()
         if isinstance(span, Record):
             origin, data = span.shared.origin, _record(span)
         else:

@@ -22,6 +22,7 @@ from typing import Any, Final
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.assembly import Assembler
 from pdtrace.tracing.clock import Clock
+from pdtrace.tracing.encode import give_way
 from pdtrace.tracing.events import Event, EventKind
 from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.provider import Telemetry
@@ -179,7 +180,7 @@ class Recorder:
 
     def _drain(self) -> None:
         while self._apply_slice():
-            time.sleep(0)
+            give_way()
 
     def _apply_slice(self) -> bool:
         """A few events become spans; False when there was none."""
