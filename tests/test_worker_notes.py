@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +11,10 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 pytest.importorskip("nixl", reason="NIXL is not installed")
 
-from nixl_pair import PullWorker, eventually
-from pair_steps import P_ID, Make, Pair, fake_failure, moved, read, received
+from pair_steps import Pair, fake_failure
 from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import PUSH_REG_NOTIF_PREFIX
 
 from pdtrace.connector.attach import Attachment
-from pdtrace.connector.pull import PullWorkerHooks
 from pdtrace.connector.seams import Seams
 from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.testing import make_recorder
@@ -69,52 +66,3 @@ def test_notes_that_cannot_be_made_do_not_reach_the_engine() -> None:
     assert Attachment(none, recorder, hooks).notes() is None
     assert recorder.guard.errors == {"notes": 1}
     assert Attachment(none, None, None).notes() is None
-
-
-PULL_HOOKS = (
-    "_background_nixl_handshake",
-    "get_transfer_results",
-    "make_prepped_xfer",
-    "get_xfer_telemetry",
-    "get_new_notifs",
-    "_read_blocks_for_req",
-    "_get_new_notifs",
-)
-
-
-@pytest.fixture
-def fake_failing_hooks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
-    """Injects a failure into both hooks of one method; gives the list of errors told."""
-    observe = Guard.observe
-
-    def arm(broken: str) -> list[str]:
-        told: list[str] = []
-
-        def observe_with_failure(self: Guard, target: Any, method: str, **hooks: Any) -> bool:
-            if method == broken:
-                hooks = {"before": fake_failure, "after": fake_failure}
-            return observe(self, target, method, **hooks)
-
-        monkeypatch.setattr(Guard, "observe", observe_with_failure)
-        monkeypatch.setattr(Guard, "failed", lambda _, hook, *__: told.append(hook))
-        return told
-
-    return arm
-
-
-@pytest.mark.parametrize("broken", PULL_HOOKS)
-def test_a_pull_arrives_whichever_hook_fails(
-    fake_failing_hooks: Callable[[str], list[str]], make: Make, broken: str
-) -> None:
-    """D has its blocks and P frees its own."""
-    told = fake_failing_hooks(broken)
-    pair = make(PullWorker, PullWorkerHooks)
-    pair.p.worker._reqs_to_process.add(P_ID)
-    pair.p.worker._reqs_to_send[P_ID] = 1e12
-    read(pair, [3], [1])
-    eventually(lambda: not pair.d.worker._ready_requests.empty())
-    pair.d.step()
-    received(pair)
-    eventually(lambda: P_ID in pair.p.worker.get_transfer_results().finished_sending)
-    assert moved(pair, [1], [3]) == 4096
-    assert set(told) == {broken}
