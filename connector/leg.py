@@ -28,7 +28,7 @@ class Leg:
     __slots__ = (
         "request", "role", "context", "attempted", "admitted", "scheduled", "token_seen",
         "asynchronous", "external_tokens", "computed_here", "prompt_tokens", "refused",
-        "load_failed", "failure", "held", "outcome", "steps", "gap_ns", "out_since",
+        "load_failed", "failure", "silence", "held", "outcome", "steps", "gap_ns", "out_since",
         "cached_tokens",
     )  # fmt: skip
 
@@ -40,7 +40,9 @@ class Leg:
         self.refused = self.load_failed = self.held = False
         self.asynchronous = role is DECODE
         self.failure = ""
-        """`error.type` of what is known to have gone wrong with its load."""
+        """`error.type` that a worker gave for its load."""
+        self.silence = ""
+        """`error.type` of why nothing more may come, while vLLM still waits for it."""
         self.outcome = ""
         """What the workers said of its lease so far; one rank's expiry is everybody's."""
         self.external_tokens = self.cached_tokens = self.computed_here = 0

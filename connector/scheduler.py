@@ -250,39 +250,42 @@ class SchedulerHooks:
         for request_id, leg in list(self._waiting.items()):
             if leg.context.attributes.get(sc.PEER_ENGINE_ID) != engine_id:
                 continue
-            if leg.failure == sc.ERROR_PEER_LOST:
+            if leg.silence == sc.ERROR_PEER_LOST:
                 self._give_up(request_id, leg)
-            else:
-                leg.failure = sc.ERROR_PEER_LOST
+            leg.silence = sc.ERROR_PEER_LOST
 
     def _find_late(self, deadlines: Container[str]) -> None:
         """vLLM's watchdog only logs and forgets; both tables are in the same order."""
         for request_id, leg in list(self._waiting.items()):
             if request_id in deadlines:
                 break
-            leg.failure = leg.failure or sc.ERROR_REGISTRATION_EXPIRED
+            leg.silence = leg.silence or sc.ERROR_REGISTRATION_EXPIRED
             self._give_up(request_id, leg)
 
     def _give_up(self, request_id: str, leg: Leg) -> None:
         """Nothing that is known can end the waiting well; vLLM goes on with it all the same."""
         del self._waiting[request_id]
-        self._record(ev.KV_WAIT_FAILED, request_id, {sc.ERROR_TYPE: leg.failure})
+        self._record(ev.KV_WAIT_FAILED, request_id, {sc.ERROR_TYPE: leg.failure or leg.silence})
 
     def _loaded(self, request_id: str, failed: Container[str] | None) -> None:
         """The scheduler is told that the KV is complete, or that its load failed.
 
-        `failed` is None in versions whose workers report failed loads by their blocks only.
+        `failed` is None in versions whose workers report failed loads by their blocks only; one
+        that could not send a registration reports nothing.
         """
         leg = self._legs.get(request_id)
         if leg is None or not leg.admitted or leg.scheduled:
             return
         self._waiting.pop(request_id, None)
-        leg.load_failed = bool(leg.failure) if failed is None else request_id in failed
+        if failed is None:
+            leg.load_failed = leg.failure not in ("", sc.ERROR_REGISTRATION_FAILED)
+        else:
+            leg.load_failed = request_id in failed
         data: dict[str, Any] = {sc.EXTERNAL_TOKENS: leg.external_tokens, **read_back(leg)}
         if leg.load_failed:
             data[sc.ERROR_TYPE] = self._load_error(leg)
         else:
-            leg.failure = ""
+            leg.failure = leg.silence = ""
         self._complete[request_id] = leg
         self._record(ev.KV_COMPLETE, request_id, data)
 
@@ -387,8 +390,8 @@ class SchedulerHooks:
             # vLLM fails the request ahead of telling the connector that the load failed, and why.
             self._failed.append((leg, at_ns))
         else:
-            cause = leg.failure if unserved and not leg.load_failed else ""
-            self._close_decode(leg, at_ns, cause or sc.ERROR_ABORTED)
+            cause = "" if leg.load_failed else leg.failure or leg.silence
+            self._close_decode(leg, at_ns, (unserved and cause) or sc.ERROR_ABORTED)
 
     def _close_decode(self, leg: Leg, at_ns: int, error: str) -> None:
         request, kept = leg.request, leg.held and leg.role is DECODE and not error
