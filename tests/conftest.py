@@ -1,6 +1,8 @@
 """Fixtures that several test modules share."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,11 +14,17 @@ if TYPE_CHECKING:
     from pair_steps import Make, Pair
 
 
+pytest.register_assert_rewrite("faults")
+
+
 @pytest.fixture(scope="session")
 def engine_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     """Imports vLLM once; every cluster of the session forks its engines from it."""
     log = tmp_path_factory.mktemp("engine-server") / "log"
-    with EngineServer(log, {**ClusterSettings().base_env(None), **server_env()}) as server:
+    # Engines can then load the connectors of `fake_faults`.
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    env = {**ClusterSettings().base_env(None), **server_env(), "PYTHONPATH": path.rstrip(":")}
+    with EngineServer(log, env) as server:
         yield server
 
 

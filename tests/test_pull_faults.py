@@ -1,0 +1,154 @@
+"""Faults that a pair of real engines survives in pull: the client gets what vLLM alone gives, and
+every open span ends with the right error.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import (
+    D_SERVED,
+    LONG,
+    P_SERVED,
+    P_UNREAD,
+    READ,
+    SERVER_ERROR,
+    Pair,
+    fault,
+    settings,
+    stopped,
+    waited,
+    warm_pair,
+)
+
+from pdtrace.connector.processes import EngineServer
+from pdtrace.tracing import semconv as sc
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where faults are switched on."""
+    return tmp_path_factory.mktemp("pull-faults")
+
+
+@pytest.fixture(scope="module")
+def pair(directory: Path, engine_server: EngineServer) -> Iterator[Pair]:
+    """One pair for all of them."""
+    large = {"model": "large-kv", "kv_cache": "256M", "flags": ("--max-model-len=1024",)}
+    with warm_pair(settings("pull", directory, **large), engine_server) as pair:
+        yield pair
+
+
+@pytest.mark.covers("handshake-refused", "pull", on="engines")
+def test_a_handshake_that_nobody_answers(pair: Pair) -> None:
+    """vLLM gives up after five seconds; the READ that waited for it says why there was none."""
+    nowhere = pair.told("refused", remote_engine_id="nobody", remote_port=1)
+    assert pair.decode("refused", nowhere) == SERVER_ERROR
+    failed = sc.ERROR_HANDSHAKE_FAILED
+    pair.expect(
+        "refused", waited(failed) | {sc.SPAN_HANDSHAKE: failed, sc.SPAN_READ_SUBMIT: failed}
+    )
+
+
+@pytest.mark.covers("transfer-failed", "pull", on="engines")
+def test_a_read_that_fails(pair: Pair, directory: Path) -> None:
+    """D fails the request. vLLM's own cleaning up then tells P that D is done with the blocks."""
+    params = pair.prefill("unread")
+    with fault(directory, "transfer.decode-0.0"):
+        assert pair.decode("unread", params) == SERVER_ERROR
+    failed = sc.ERROR_READ_FAILED
+    pair.expect("unread", P_SERVED | waited(failed) | {sc.SPAN_READ_SUBMIT: failed})
+
+
+@pytest.mark.covers("lease-expired", "pull", on="engines")
+def test_blocks_that_are_read_after_their_lease(pair: Pair) -> None:
+    """D answers 200 from blocks that P had freed: nothing but the trace shows it."""
+    params = pair.prefill("late")
+    lease = pair.span("late", sc.SPAN_LEASE)
+    assert lease.attributes[sc.LEASE_OUTCOME] == sc.LEASE_EXPIRED
+    assert pair.decode("late", params).status == 200
+    pair.expect("late", P_UNREAD | D_SERVED | READ)
+    assert "lease_expired" in pair.flags("late")
+
+
+@pytest.mark.covers("transfer-stopped", "pull", on="engines")
+def test_a_peer_that_stands_still_during_a_read(pair: Pair) -> None:
+    """The answer is the same and comes later; the READ is as long as P stood."""
+    expected = pair.hand_off("moving", LONG)
+    params = pair.prefill("standing", LONG)
+    with stopped(pair.p):
+        answer = pair.decode_later("standing", params, LONG)
+        submitted = pair.span("standing", sc.SPAN_READ_SUBMIT)
+        # Another request's spans take at least as long to arrive as P stands still.
+        assert not answer.done()
+    assert answer.result() == expected
+    pair.expect("standing", P_SERVED | D_SERVED | READ)
+    complete = pair.span("standing", sc.SPAN_READ_COMPLETE)
+    assert complete.start_ns == submitted.end_ns
+
+
+@pytest.mark.covers("abort-before", "pull", on="engines")
+def test_a_client_that_leaves_during_the_handshake(pair: Pair) -> None:
+    """D ends the waiting at once; its worker goes on until the handshake fails."""
+    nowhere = pair.told("early", remote_engine_id="nobody-yet", remote_port=1)
+    client = pair.connect(pair.d, "early", nowhere)
+    pair.span("early", sc.SPAN_DECODE_ADMISSION)
+    client.leave()
+    failed = sc.ERROR_HANDSHAKE_FAILED
+    pair.expect(
+        "early",
+        waited(sc.ERROR_ABORTED) | {sc.SPAN_HANDSHAKE: failed, sc.SPAN_READ_SUBMIT: failed},
+    )
+
+
+@pytest.mark.covers("abort-during", "pull", on="engines")
+def test_a_client_that_leaves_during_the_read(pair: Pair) -> None:
+    """The waiting ends as aborted, the READ and P's lease end well."""
+    params = pair.prefill("during", LONG)
+    with stopped(pair.p):
+        client = pair.connect(pair.d, "during", params, LONG)
+        pair.span("during", sc.SPAN_READ_SUBMIT)
+        client.leave()
+        assert pair.span("during", sc.SPAN_KV_WAIT).attributes[sc.ERROR_TYPE] == sc.ERROR_ABORTED
+    pair.expect("during", P_SERVED | waited(sc.ERROR_ABORTED) | READ)
+
+
+@pytest.mark.covers("abort-after", "pull", on="engines")
+def test_a_client_that_leaves_while_it_is_answered(pair: Pair) -> None:
+    """Decoding ends as aborted, everything before it ended well."""
+    more: dict[str, Any] = {"stream": True, "max_tokens": 900, "ignore_eos": True}
+    client = pair.connect(pair.d, "after", pair.prefill("after"), **more)
+    assert client.read_some().startswith(b"data: ")
+    client.leave()
+    pair.expect("after", P_SERVED | D_SERVED | READ | {sc.SPAN_DECODE: sc.ERROR_ABORTED})
+
+
+@pytest.mark.covers("abort-before", "pull", on="engines")
+def test_a_client_that_leaves_prefill(pair: Pair) -> None:
+    """P's span ends as aborted, and no blocks are held for anybody."""
+    more: dict[str, Any] = {"stream": True, "max_tokens": 900, "ignore_eos": True}
+    client = pair.connect(pair.p, "left-p", {"do_remote_decode": True}, **more)
+    assert client.read_some().startswith(b"data: ")
+    client.leave()
+    pair.expect("left-p", {sc.SPAN_PREFILL_QUEUE: "", sc.SPAN_PREFILL: sc.ERROR_ABORTED})
+
+
+@pytest.mark.covers("phantom", "pull", on="engines")
+def test_what_vllm_submits_after_a_rejected_request_is_no_request(pair: Pair) -> None:
+    """It frees P's blocks and has no span; a request with an id like its own is traced."""
+    params = pair.prefill("rejected")
+    assert pair.decode("rejected", params, max_tokens=5000).status == 400
+    pair.expect("rejected", P_SERVED)
+    assert pair.hand_off("0123456789abcdef").status == 200
+    pair.expect("0123456789abcdef", P_SERVED | D_SERVED | READ)
+    assert pair.seen() <= pair.asked
+
+
+@pytest.mark.covers("computed-on-decode", "pull", on="engines")
+def test_a_prompt_that_decode_computes_itself(pair: Pair) -> None:
+    """A request without a handoff, on the same engine: as on one that serves both."""
+    assert pair.decode("plain", None) == pair.hand_off("elsewhere")
+    pair.expect("plain", {sc.SPAN_PREFILL_QUEUE: "", sc.SPAN_PREFILL: "", sc.SPAN_DECODE: ""})
