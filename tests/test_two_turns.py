@@ -99,4 +99,4 @@ def test_both_turns_are_split_exactly(turns: Traces) -> None:
     assert set(turns.splits) == {"turn-1", "turn-2"}
     for line in turns.splits.values():
         assert_exact_and_complete(line)
-        assert line["decode_engine"] == "decode-0"
+        assert (line["prefill_engine"], line["decode_engine"]) == ("prefill-0", "decode-0")
