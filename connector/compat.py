@@ -281,6 +281,7 @@ DESCRIBED: Final = HookPoint(
     method="get_xfer_descs",
     arguments=("descs",),
     less="the bytes of a transfer are not known",
+    until=(0, 33),
 )
 PREPARED: Final = HookPoint(
     place=Place.AGENT,

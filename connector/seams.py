@@ -129,7 +129,7 @@ def fault(point: HookPoint, targets: Mapping[Place, Any]) -> str:
         if not hasattr(targets.get(place), attribute):
             return f"{name} cannot be told without {attribute}, which does not exist"
     leading = _leading(method)
-    if leading is None or _fits(point, leading):
+    if leading is None or fits(point, leading):
         return ""
     return f"{name} takes ({', '.join(leading)}), not ({', '.join(point.arguments)}, …)"
 
@@ -146,7 +146,7 @@ def _leading(method: Callable[..., Any]) -> list[str] | None:
     return [parameter.name for parameter in parameters if parameter.kind in positional]
 
 
-def _fits(point: HookPoint, leading: list[str]) -> bool:
+def fits(point: HookPoint, leading: list[str]) -> bool:
     """Names count for internals. The public interface is called by position, names are free."""
     if point.place in _PUBLIC:
         return len(leading) >= len(point.arguments)

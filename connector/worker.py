@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from pdtrace.connector import compat
 from pdtrace.connector.carrier import attached
+from pdtrace.connector.descriptors import DescriptorLengths
 from pdtrace.connector.seams import Seams
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
@@ -76,8 +77,7 @@ class WorkerHooks(ABC):
         self._asked: dict[str, int] = {}
         self._transfers: dict[str, Transfer] = {}
         self._handles: dict[int, str] = {}
-        self._described_bytes: dict[int, Any] = {}
-        self._descriptor_bytes: dict[int, Any] = {}
+        self._descriptors = DescriptorLengths()
         self._seen: deque[tuple[str, int, int]] = deque(maxlen=_MAX_TRACKED)
         self._outcomes: dict[str, str] = {}
         self._failures: deque[tuple[str, str]] = deque(maxlen=_MAX_TRACKED)
@@ -91,9 +91,9 @@ class WorkerHooks(ABC):
         observe(compat.FAILURE, before=self.failed)
         observe(compat.RESULTS, after=self.results)
         observe(compat.RESULTS_TUPLE, after=self.results)
-        observe(compat.DESCRIBED, after=self._described)
-        observe(compat.PREPARED, after=self._prepared)
-        observe(compat.RELEASED, before=self._released)
+        observe(compat.DESCRIBED, after=self._descriptors.described)
+        observe(compat.PREPARED, after=self._descriptors.prepare)
+        observe(compat.RELEASED, before=self._descriptors.released)
         observe(compat.MADE, after=self._made)
         observe(compat.COMPLETED, after=self._completed)
         observe(compat.DRAINED, after=self._drained)
@@ -148,40 +148,6 @@ class WorkerHooks(ABC):
 
     # NIXL's handles are objects; they are known here by `id`, so that none is kept alive.
 
-    def _described(self, descriptors: Any, blocks: Any, *_: Any, **__: Any) -> None:
-        """A descriptor list is built, once per peer, from rows of (address, bytes, device)."""
-        # An array for whole blocks; a list where heads are split among ranks. NIXL passes its own
-        # lists through here too, which must not be iterated: they do not know where they end.
-        array = hasattr(blocks, "shape")
-        if not (array or isinstance(blocks, list)) or not len(blocks):
-            return
-        lengths: Any = blocks[:, 1] if array else [row[1] for row in blocks]
-        shortest = int(lengths.min() if array else min(lengths))
-        longest = int(lengths.max() if array else max(lengths))
-        same = shortest == longest
-        self._described_bytes[id(descriptors)] = shortest if same else lengths.copy()
-        bound(self._described_bytes)
-
-    def _prepared(self, handle: Any, _agent: str, descriptors: Any, *_: Any, **__: Any) -> None:
-        """The list is prepared for transfers: remember how long its descriptors are."""
-        lengths = self._described_bytes.pop(id(descriptors), None)
-        if lengths is not None:
-            self._descriptor_bytes[id(handle)] = lengths
-
-    def _released(self, handle: Any, *_: Any, **__: Any) -> None:
-        self._descriptor_bytes.pop(id(handle), None)
-
-    def _bytes_of(self, prepared: Any, indices: Any) -> int | None:
-        """Bytes of some descriptors of a prepared list; None where that is not known."""
-        lengths = self._descriptor_bytes.get(id(prepared))
-        if lengths is None:
-            return None
-        if isinstance(lengths, int):
-            return lengths * len(indices)
-        if isinstance(lengths, list):
-            return int(sum(lengths[index] for index in indices))
-        return int(lengths[indices].sum())
-
     def _made(self, handle: Any, _op: str, local: Any, local_ids: Any, *_: Any, **__: Any) -> None:
         request_id = getattr(self._thread, "request", None)
         if request_id is None or self.has_failed():
@@ -194,7 +160,7 @@ class WorkerHooks(ABC):
         bound(self._handles)
         transfer.handles.add(id(handle))
         transfer.descriptors += len(local_ids)
-        more = self._bytes_of(local, local_ids)
+        more = self._descriptors.total(local, local_ids)
         transfer.bytes = None if more is None or transfer.bytes is None else transfer.bytes + more
 
     def all_posted(self, request_id: str, peer_ranks: int) -> None:

@@ -87,6 +87,6 @@ GROUPS: Final[dict[str, tuple[Row, ...]]] = {
         Row("terminated", "SIGTERM: spans are sent within 2 s", BOTH),
         Row("sampled", "P and D sample the same requests; errors and slow ones are kept", BOTH),
         Row("missing-hook", "a hook point is missing: named in log and pd.config", BOTH),
-        Row("vllm-0.31", "vLLM 0.31", BOTH),
+        Row("vllm-0.31", "vLLM 0.31: every hook point (on engines: docs/versions.md)", BOTH),
     ),
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """Bytes and descriptors of transfers, as vLLM's worker gives them to a real NIXL agent."""
 
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -8,6 +9,7 @@ pytest.importorskip("nixl", reason="NIXL is not installed")
 from nixl_pair import PushWorker
 from pair_steps import Make, Pair, hand_over, moved, register, shake_hands, turn_until, written
 
+from pdtrace.connector.descriptors import DescriptorLengths
 from pdtrace.connector.push import PushWorkerHooks
 from pdtrace.tracing import semconv as sc
 
@@ -64,12 +66,29 @@ def test_a_descriptor_list_of_tuples_is_counted_too(make: Make, lengths: tuple[i
 
 def test_released_descriptor_lists_are_forgotten(push: Pair) -> None:
     """A peer that is evicted leaves nothing behind in the hooks."""
-    before = set(push.p.hooks._descriptor_bytes)
+    before = set(push.p.hooks._descriptors.prepared)
     shake_hands(push)
-    assert len(push.p.hooks._descriptor_bytes) == len(before) + 1
+    assert len(push.p.hooks._descriptors.prepared) == len(before) + 1
     push.p.worker._remote_agents["engine-d"], kept = {}, push.p.worker._remote_agents["engine-d"]
     (handle,) = push.p.worker.dst_xfer_side_handles.pop("engine-d").values()
     push.p.worker.nixl_wrapper.release_dlist_handle(handle)
     push.p.worker._remote_agents["engine-d"] = kept
-    assert set(push.p.hooks._descriptor_bytes) == before
-    assert push.p.hooks._described_bytes == {}
+    assert set(push.p.hooks._descriptors.prepared) == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "indices", "expected"),
+    [
+        ([[0, 512, 0, 512, 2], [9, 512, 0, 512, 3]], [0, 4], 1024),
+        ([[0, 512, 0, 512, 2], [9, 100, 0, 100, 3]], [1, 2, 4], 712),
+        ([[0, 512, 0], [9, 100, 0]], [0, 1], 612),
+    ],
+)
+def test_rows_that_are_prepared_without_being_described(
+    rows: list[list[int]], indices: list[int], expected: int
+) -> None:
+    """vLLM 0.33 does so, and one row may stand for several descriptors."""
+    lengths, handle = DescriptorLengths(), object()
+    lengths.prepare(handle, "agent", np.array(rows, dtype=np.uint64), mem_type="DRAM")
+    assert lengths.total(handle, np.array(indices)) == expected
+    assert lengths.total(object(), np.array(indices)) is None
