@@ -357,6 +357,23 @@ def queued_ns(request: Any) -> int | None:
     return None
 
 
+def handshake_question(vllm: str) -> tuple[object, ...]:
+    """What the side channel of an engine of that version is asked for rank 0; msgpack."""
+    ranks = (0, 0) if parsed(vllm) >= (0, 26) else (0,)
+    return (b"get_meta_msg", *ranks)
+
+
+UNREPORTED: Final = "unreported"
+"""What a worker says of a lease that ran out although the WRITE was seen complete: vLLM 0.30.0
+never reports it."""
+_BY_GRAVITY: Final = (sc.LEASE_WRITTEN, sc.LEASE_READ, UNREPORTED, sc.LEASE_EXPIRED)
+
+
+def graver(one: str, other: str) -> str:
+    """Of what two ranks say of one lease, what holds for both together."""
+    return max(one, other, key=_BY_GRAVITY.index)
+
+
 def finished_sending(results: Any) -> Any:
     """Request ids whose blocks a worker releases, from the result of `RESULTS` or its elder."""
     return results[0] if isinstance(results, tuple) else results.finished_sending

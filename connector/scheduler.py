@@ -241,8 +241,8 @@ class SchedulerHooks:
     def _ending(self, request_id: str, outcome: str) -> None:
         """A worker's rank is done with a lease; the last one's step frees the blocks."""
         leg = self._legs.get(request_id)
-        if leg is not None and leg.outcome != sc.LEASE_EXPIRED:
-            leg.outcome = outcome
+        if leg is not None:
+            leg.outcome = compat.graver(outcome, leg.outcome or outcome)
 
     def _peer_lost(self, engine_id: str) -> None:
         """A message to P could not be delivered. What it wrote before may still be unread, so that
@@ -311,11 +311,7 @@ class SchedulerHooks:
         if leg is None:
             return
         outcome = leg.outcome or (sc.LEASE_EXPIRED if self._worker_tells else "")
-        data = {sc.LEASE_OUTCOME: outcome} if outcome else {}
-        # D keeps its blocks in case there is a next turn; that there is none is no error.
-        if outcome == sc.LEASE_EXPIRED and leg.role is PREFILL:
-            data[sc.ERROR_TYPE] = sc.ERROR_LEASE_EXPIRED
-        self._record(ev.LEASE_ENDED, request_id, data)
+        self._record(ev.LEASE_ENDED, request_id, _lease_data(leg, outcome))
 
     def _first_token(self, leg: Leg) -> None:
         """The first token is on the host."""
@@ -403,3 +399,14 @@ class SchedulerHooks:
             data[sc.ERROR_TYPE] = error
         kind = ev.DECODE_HELD if kept else ev.DECODE_FINISHED
         self._recorder.record_at(kind, at_ns, request.request_id, data)
+
+
+def _lease_data(leg: Leg, outcome: str) -> dict[str, Any]:
+    """How a lease ended; nothing when there is nobody to tell it."""
+    data = {sc.LEASE_OUTCOME: outcome} if outcome else {}
+    if outcome == compat.UNREPORTED:
+        data = {sc.LEASE_OUTCOME: sc.LEASE_EXPIRED, sc.LEASE_NOTE: sc.NOTE_UNREPORTED}
+    # D keeps its blocks in case there is a next turn; that there is none is no error.
+    if data.get(sc.LEASE_OUTCOME) == sc.LEASE_EXPIRED and leg.role is PREFILL:
+        data[sc.ERROR_TYPE] = sc.ERROR_LEASE_EXPIRED
+    return data

@@ -84,6 +84,8 @@ class WorkerHooks(ABC):
         self._lost: deque[str] = deque(maxlen=_MAX_TRACKED)
         self._evidence: dict[str, str] = {}
         """Requests of P of which a completion or a notification was seen."""
+        self._fresh: set[str] = set()
+        """Those of them that were seen in the step that is under way."""
 
     def install(self, seams: Seams, guard: Guard) -> None:
         """Wrap the methods of the worker and of its NIXL agent."""
@@ -213,6 +215,7 @@ class WorkerHooks(ABC):
     def keep_evidence(self, request_id: str) -> None:
         """Something proves that the request's blocks, held on P, were written or read."""
         self._evidence[request_id] = self.proven
+        self._fresh.add(request_id)
         bound(self._evidence)
 
     # --- notifications, results, failures ---
@@ -242,12 +245,16 @@ class WorkerHooks(ABC):
             return  # holds only a copy, which nobody reads, and is done with it at once
         for request_id in compat.finished_sending(results):
             outcome = self._evidence.pop(request_id, sc.LEASE_EXPIRED)
+            if outcome != sc.LEASE_EXPIRED and request_id not in self._fresh:
+                # vLLM reports a completion with the step that sees it; later, it is the lease's.
+                outcome = compat.UNREPORTED
             self._outcomes[request_id] = outcome
-            if outcome == sc.LEASE_EXPIRED:
+            if outcome in (sc.LEASE_EXPIRED, compat.UNREPORTED):
                 self.expired(request_id)
+        self._fresh.clear()
 
     def expired(self, request_id: str) -> None:
-        """A lease on P ended without evidence."""
+        """A lease on P ran out."""
         self._asked.pop(request_id, None)
         self._transfers.pop(request_id, None)
         self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_LEASE_EXPIRED})

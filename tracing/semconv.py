@@ -146,6 +146,9 @@ LEASE_WRITTEN: Final = "written"
 LEASE_READ: Final = "read"
 LEASE_EXPIRED: Final = "expired"
 LEASE_ABORTED: Final = "aborted"
+LEASE_NOTE: Final = "pd.lease.note"
+"""Text: what is known of a lease besides its outcome."""
+NOTE_UNREPORTED: Final = "the transfer was complete, but vLLM did not report it (a bug of 0.30.0)"
 
 # --- Values of error.type ---
 ERROR_HANDSHAKE_FAILED: Final = "handshake_failed"
