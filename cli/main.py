@@ -12,6 +12,7 @@ COMMANDS: Final = {
     "cluster": "start real prefill and decode engines, router and collector on this machine",
     "collect": "receive OTLP and keep it in a store",
     "demo": "push and pull on real engines, and the split of both side by side",
+    "doctor": "whether traces would come, and if not, why",
     "export": "write a store as OTLP JSON lines",
     "split": "where each first token waited",
 }

@@ -117,18 +117,24 @@ class Seams:
 
 
 def fault(point: HookPoint, targets: Mapping[Place, Any]) -> str:
-    """What is wrong with a hook point of real objects; "" when it is as expected."""
+    """What is wrong with a hook point of real objects; "" when it is as expected.
+
+    A target may be a class: then what only its objects have is taken for granted.
+    """
     target = targets[point.place]
-    name = f"{type(target).__name__}.{point.method}"
+    is_class = isinstance(target, type)
+    name = f"{(target if is_class else type(target)).__name__}.{point.method}"
     method = getattr(target, point.method, None)
-    if point.attribute and method is not None:
+    if point.attribute and (is_class or method is not None):
         return ""
     if not callable(method):
         return f"{name} does not exist"
-    for place, attribute in point.reads:
+    for place, attribute in () if is_class else point.reads:
         if not hasattr(targets.get(place), attribute):
             return f"{name} cannot be told without {attribute}, which does not exist"
     leading = _leading(method)
+    if is_class and leading:
+        leading = leading[1:]
     if leading is None or fits(point, leading):
         return ""
     return f"{name} takes ({', '.join(leading)}), not ({', '.join(point.arguments)}, …)"
