@@ -153,7 +153,9 @@ def vllm_config() -> Any:
         kv_transfer_config=SimpleNamespace(
             kv_role="kv_producer", engine_id="e", kv_connector_extra_config=None
         ),
-        parallel_config=SimpleNamespace(data_parallel_size=1),
+        parallel_config=SimpleNamespace(
+            data_parallel_size=1, tensor_parallel_size=1, pipeline_parallel_size=1, rank=0
+        ),
         model_config=SimpleNamespace(served_model_name="m", model="m"),
     )
 
