@@ -39,7 +39,9 @@ class DescriptorLengths:
 
     def described(self, descriptors: Any, descs: Any, *_: Any, **__: Any) -> None:
         """A list is made of rows; it is prepared next, by the same thread."""
-        self._thread.described = (id(descriptors), lengths_of(descs))
+        lengths = lengths_of(descs)
+        if lengths is not None:  # NIXL itself passes the finished list through here once more
+            self._thread.described = (id(descriptors), lengths)
 
     def prepare(self, handle: Any, _agent: str, xfer_list: Any, *_: Any, **__: Any) -> None:
         """A list, or since vLLM 0.33 the rows themselves, is prepared for transfers."""
