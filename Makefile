@@ -6,7 +6,7 @@ PYTEST_ARGS ?=
 BIN := .venv/bin
 FOLDERS := tracing connector analysis dashboards cli
 
-.PHONY: demo test venv lint bench clean
+.PHONY: demo test test-vllm-0.31 venv lint bench clean
 .DEFAULT_GOAL := demo
 
 demo: venv
@@ -14,6 +14,18 @@ demo: venv
 
 test: venv lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The end-to-end tests on vLLM 0.31, in an environment of its own (4 GB); see docs/versions.md.
+test-vllm-0.31: .venv-0.31/installed
+	.venv-0.31/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+		-C editable_mode=strict -e .
+	.venv-0.31/bin/python -m pytest tests/test_two_engines.py $(PYTEST_ARGS)
+
+.venv-0.31/installed: requirements/lock.txt requirements/vllm-0.31.txt
+	$(PYTHON) -m venv .venv-0.31
+	.venv-0.31/bin/pip install --quiet --disable-pip-version-check --no-deps $(PIP_ARGS) -r requirements/lock.txt
+	.venv-0.31/bin/pip install --quiet --disable-pip-version-check --no-deps $(PIP_ARGS) -r requirements/vllm-0.31.txt
+	touch $@
 
 lint: venv
 	$(BIN)/ruff check .
@@ -41,4 +53,4 @@ venv: .venv/installed .venv/editable
 	touch $@
 
 clean:
-	rm -rf .venv build dist runs *.egg-info
+	rm -rf .venv .venv-0.31 build dist runs *.egg-info
