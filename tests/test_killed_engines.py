@@ -64,7 +64,8 @@ def test_decode_is_killed_during_a_write(pushing: Cluster) -> None:
     """P's WRITE finds its peer gone, and the lease runs out."""
     pair = warm(pushing, 0, 0)
     client = pair.connect(pair.d, "cut", pair.told("cut"), LONG)
-    pair.span("cut", sc.SPAN_REGISTRATION)
+    for sent in (sc.SPAN_DECODE_ADMISSION, sc.SPAN_REGISTRATION):
+        pair.span("cut", sent)  # each by a recorder of its own, which is to die soon
     with stopped(pair.d):
         pair.prefill("cut", LONG)
         pair.span("cut", sc.SPAN_WRITE_SUBMIT)
