@@ -26,7 +26,8 @@ _INTRODUCTION: Final = """\
 Made from the tests by `python tests/coverage_table.py`; do not edit. **engines**: proven on real
 vLLM engines on CPU with real NIXL. **classes**: proven on vLLM's real classes, with real NIXL
 agents where blocks move, because engines cannot do it here for the reason given. *–*: does not
-exist in this mode. GPUs, RDMA and several hosts are in no row: nothing here was run on them.
+exist in this mode. *other*: without a handoff, or with a connector that is not NIXL's. GPUs, RDMA
+and several hosts are in no row: nothing here was run on them.
 """
 
 Marks = dict[tuple[str, str], list[dict[str, str]]]
@@ -89,26 +90,27 @@ def table(found: list[dict[str, Any]]) -> tuple[str, list[str]]:
 def _document(marks: Marks) -> str:
     lines = [_INTRODUCTION]
     for group, rows in GROUPS.items():
-        lines += [f"\n## {group}\n", "| path | push | pull | tests |", "|---|---|---|---|"]
+        lines += [
+            f"\n## {group}\n",
+            "| path | push | pull | other | tests |",
+            "|---|---|---|---|---|",
+        ]
         lines += [_line(row, marks) for row in rows]
     return "\n".join(lines) + "\n"
 
 
 def _line(row: Row, marks: Marks) -> str:
-    if row.modes == ("none",):
-        push = pull = _cell(marks.get((row.key, "none"), []))
-    else:
-        push, pull = (
-            _cell(marks.get((row.key, mode), [])) if mode in row.modes else "–"
-            for mode in ("push", "pull")
-        )
+    cells = [
+        _cell(marks.get((row.key, mode), [])) if mode in row.modes else "–"
+        for mode in ("push", "pull", "none")
+    ]
     tests = {
         mark["test"].partition("[")[0].removeprefix("tests/")
         for mode in row.modes
         for mark in marks.get((row.key, mode), [])
     }
     named = "<br>".join(f"`{name}`" for name in sorted(tests))
-    return f"| {row.title} | {push} | {pull} | {named} |"
+    return f"| {row.title} | {' | '.join(cells)} | {named} |"
 
 
 def _cell(found: list[dict[str, str]]) -> str:
