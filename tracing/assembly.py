@@ -158,6 +158,8 @@ class Assembler:
         for name, start_ns in list(entry.open.items()):
             if now_ns - start_ns > limit_of(name, self._limit_ns):
                 del entry.open[name]
+                # What it waited for may still come: the request is kept for another limit.
+                entry.last_ns = mono_ns
                 self.counts["abandoned"] += 1
                 self._finish(entry, name, start_ns, now_ns, {ERROR_TYPE: sc.ERROR_ABANDONED})
 
