@@ -79,12 +79,14 @@ def fake_failing_hooks(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[
 def test_a_pull_arrives_whichever_hook_fails(
     fake_failing_hooks: Callable[[str], list[str]], make: Make, broken: str
 ) -> None:
-    """D has its blocks and P frees its own."""
+    """D has its blocks and P frees its own. Handshakes are held back as for push, see there."""
     told = fake_failing_hooks(broken)
     pair = make(PullWorker, PullWorkerHooks)
     pair.p.worker._reqs_to_process.add(P_ID)
     pair.p.worker._reqs_to_send[P_ID] = 1e12
+    pair.d.worker.may_shake_hands.clear()
     read(pair, [3], [1])
+    pair.d.worker.may_shake_hands.set()
     eventually(lambda: not pair.d.worker._ready_requests.empty())
     pair.d.step()
     received(pair)

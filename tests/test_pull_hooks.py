@@ -68,7 +68,9 @@ def test_pull_of_a_warm_pair(pull: Pair) -> None:
 
 def test_pull_of_a_cold_pair(pull: Pair) -> None:
     """The handshake lies inside the submission, which a later step goes on with."""
+    pull.d.worker.may_shake_hands.clear()  # or it may be done within the first step
     read(pull, [3], [1])
+    pull.d.worker.may_shake_hands.set()
     eventually(lambda: not pull.d.worker._ready_requests.empty())
     pull.at(30)
     pull.d.step()
