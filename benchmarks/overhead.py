@@ -47,12 +47,12 @@ _T_975: Final = {
 class Load:
     """One burst: `requests` prompts of `short` or `long` words, `tokens` generated for each."""
 
-    requests: int = 24
+    requests: int = 16
     short: int = 24
     long: int = 160
-    tokens: int = 24
+    tokens: int = 16
     concurrency: int = 2
-    cycles: int = 2
+    cycles: int = 1
     """How often a round goes through A B C C B A."""
 
 
