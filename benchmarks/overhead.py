@@ -29,13 +29,16 @@ from pdtrace.connector.cluster_settings import ClusterSettings, Layout, Mode, se
 from pdtrace.connector.process_tree import members
 from pdtrace.connector.processes import EngineServer
 from pdtrace.connector.workload import WorkloadRequest, mixed_prompts, run_workload
+from pdtrace.tracing.settings import Settings, variable
 
 UNTRACED, OURS, VLLM = "untraced", "pdtrace", "vllm"
 ARMS: Final = (UNTRACED, OURS, VLLM)
+DEFAULTS: Final = {variable("send_every_s"): str(Settings().send_every_s)}
+"""As in production; a local cluster sends more often."""
 METRICS: Final = ("cpu", "ttft", "tpot")
-_SETTLE_S: Final = 1.2
-"""After a burst, until what a burst left to do (spans, frees) is done; longer than our half second
-between exports."""
+_SETTLE_S: Final = 2.5
+"""After a burst, until what it left to do (spans, frees) is done: longer than our time between
+exports."""
 _T_975: Final = {
     2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262,
     11: 2.228, 12: 2.201, 13: 2.179, 14: 2.160, 15: 2.145, 16: 2.131, 20: 2.093, 30: 2.045,
@@ -78,7 +81,7 @@ def settings(arm: str, mode: Mode, layout: Layout, run_dir: Path) -> ClusterSett
         layout=layout,
         traced=arm == OURS,
         engine_spans=arm == VLLM,
-        env={"PDTRACE": "1" if arm == OURS else "0"},
+        env={"PDTRACE": "1" if arm == OURS else "0", **DEFAULTS},
         prefix_caching=False,
         run_dir=run_dir / arm,
     )

@@ -157,6 +157,8 @@ class ClusterSettings:
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector}",
             "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
             "OTEL_EXPORTER_OTLP_INSECURE": "true",
+            # Somebody looks at the store while the cluster runs.
+            "PDTRACE_SEND_EVERY_S": "0.5",
         }
 
 

@@ -31,6 +31,7 @@ EVERYTHING: dict[str, tuple[str, Any]] = {
     "hook_error_limit": ("7", 7),
     "buffer_events": ("1e5", 100_000),
     "queue_spans": ("1024", 1024),
+    "send_every_s": ("0.5", 0.5),
 }
 EXTRA = 'kv_connector_extra_config["pdtrace"]'
 

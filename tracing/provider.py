@@ -123,7 +123,10 @@ class Telemetry:
                 id_generator=self.ids,
                 shutdown_on_exit=False,
             )
-            self._sender = Sender(self.exporter, self.settings.queue_spans, Guard())
+            of = self.settings
+            self._sender = Sender(
+                self.exporter, of.queue_spans, Guard(), interval_s=of.send_every_s
+            )
             self._provider.add_span_processor(RequestProcessor(self._sender, keeper))
         return self._provider.get_tracer(sc.SCOPE_NAME)
 

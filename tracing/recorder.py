@@ -30,7 +30,7 @@ from pdtrace.tracing.sender import Sender
 
 _log = logging.getLogger("pdtrace")
 _HAND_OVER_SPANS: Final = 512
-_POLL_S: Final = 0.1
+_POLL_S: Final = 0.2
 _REFRESH_S: Final = 1.0
 _LONGEST_SWEEP_S: Final = 10.0
 _REPORT_S: Final = 60.0
@@ -150,7 +150,9 @@ class Recorder:
             telemetry.sampler,
             absent=self._absent,
         )
-        self._sender = Sender(telemetry.exporter, settings.queue_spans, self.guard, start)
+        self._sender = Sender(
+            telemetry.exporter, settings.queue_spans, self.guard, start, settings.send_every_s
+        )
         self._work = threading.Lock()
         self._stop = threading.Event()
         if start:

@@ -15,26 +15,32 @@ from typing import Any, Final
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from pdtrace.tracing.guard import Guard
+from pdtrace.tracing.settings import Settings
 from pdtrace.tracing.span import Finished, readable
 
 _BATCH_SPANS: Final = 512
-_INTERVAL_S: Final = 0.5
 
 
 class Sender:
-    """Sends what is offered at once if it was idle, else every half second; `start` its thread.
+    """Sends what is offered at once if it was idle, else every `interval_s`; `start` its thread.
 
     Without an exporter everything is dropped, as `no_endpoint`.
     """
 
     def __init__(
-        self, exporter: SpanExporter | None, capacity: int, guard: Guard, start: bool = True
+        self,
+        exporter: SpanExporter | None,
+        capacity: int,
+        guard: Guard,
+        start: bool = True,
+        interval_s: float = Settings().send_every_s,
     ) -> None:
         self.exported = 0
         self.dropped: Counter[str] = Counter()
         """Spans by the reason for which they were lost."""
         self._exporter = exporter
         self._capacity = capacity
+        self._interval_s = interval_s
         self._guard = guard
         self._queue: deque[Finished] = deque()
         self._of_queue = threading.Lock()
@@ -85,7 +91,7 @@ class Sender:
                 self.flush()
             except Exception:
                 self._guard.failed("sender")
-            self._closed.wait(_INTERVAL_S)
+            self._closed.wait(self._interval_s)
 
     def _take(self) -> list[Finished]:
         with self._of_queue:
