@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from engines import eventually
 from faults import (
     P_SERVED,
     P_UNREAD,
@@ -23,14 +24,22 @@ TWO_RANKS = ("--tensor-parallel-size=2",)
 BIND = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 
 
-def by_rank(pair: Pair, request_id: str, name: str) -> dict[object, object]:
-    """TP rank to the `error.type` of its span of a name."""
-    mine = [r for r in pair.records() if r.attributes[sc.REQUEST_ID] == request_id]
-    return {
-        span.resource[sc.TP_RANK]: span.attributes.get(sc.ERROR_TYPE)
-        for span in mine
-        if span.name == name
-    }
+def expect_ranks(pair: Pair, request_id: str, name: str, expected: dict[int, str | None]) -> None:
+    """Wait until there are just these spans of a name: TP rank to `error.type`.
+
+    Each rank is a process, and sends its spans when it likes.
+    """
+
+    def by_rank() -> dict[object, object]:
+        mine = [r for r in pair.records() if r.attributes[sc.REQUEST_ID] == request_id]
+        return {
+            span.resource[sc.TP_RANK]: span.attributes.get(sc.ERROR_TYPE)
+            for span in mine
+            if span.name == name
+        }
+
+    eventually(lambda: by_rank() == expected)
+    assert by_rank() == expected
 
 
 @pytest.mark.covers("rank-failed", "push", on="engines")
@@ -45,8 +54,8 @@ def test_one_rank_of_prefill_cannot_write(tmp_path: Path, engine_server: EngineS
         late = waited(sc.ERROR_REGISTRATION_EXPIRED) | {sc.SPAN_REGISTRATION: ""}
         pair.expect_all("half", P_UNREAD | late)
         client.leave()
-        assert by_rank(pair, "half", sc.SPAN_WRITE_SUBMIT) == {0: None, 1: sc.ERROR_WRITE_FAILED}
-        assert by_rank(pair, "half", sc.SPAN_WRITE_COMPLETE) == {0: None}
+        expect_ranks(pair, "half", sc.SPAN_WRITE_SUBMIT, {0: None, 1: sc.ERROR_WRITE_FAILED})
+        expect_ranks(pair, "half", sc.SPAN_WRITE_COMPLETE, {0: None})
 
 
 @pytest.mark.covers("rank-failed", "pull", on="engines")
@@ -58,5 +67,5 @@ def test_one_rank_of_decode_cannot_read(tmp_path: Path, engine_server: EngineSer
         with fault(tmp_path, "transfer.decode-0.1"):
             assert pair.decode("half", params) == SERVER_ERROR
         pair.expect_all("half", P_SERVED | waited(sc.ERROR_READ_FAILED))
-        assert by_rank(pair, "half", sc.SPAN_READ_SUBMIT) == {0: None, 1: sc.ERROR_READ_FAILED}
-        assert by_rank(pair, "half", sc.SPAN_READ_COMPLETE) == {0: None}
+        expect_ranks(pair, "half", sc.SPAN_READ_SUBMIT, {0: None, 1: sc.ERROR_READ_FAILED})
+        expect_ranks(pair, "half", sc.SPAN_READ_COMPLETE, {0: None})
