@@ -7,8 +7,11 @@ another engine) or single (one engine for both).
 from collections.abc import Callable
 from typing import Any, Final
 
+from pdtrace.connector.compat import UNREPORTED
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.events import RequestContext
+from pdtrace.tracing.ids import base_request_id
+from pdtrace.tracing.propagation import traceparent_of
 
 PREFILL: Final = "prefill"
 DECODE: Final = "decode"
@@ -20,6 +23,24 @@ def role_of(params: dict[str, Any]) -> str:
     if params.get("do_remote_decode"):
         return PREFILL
     return DECODE if params.get("do_remote_prefill") else SINGLE
+
+
+def context_of(request: Any, role: str, mode: str, model: str) -> RequestContext:
+    """What all spans of a request have in common; without a handoff its mode is `none`."""
+    params = request.kv_transfer_params or {}
+    attributes = {
+        sc.MODE: sc.MODE_NONE if role is SINGLE else mode,
+        sc.MODEL: model,
+        sc.INPUT_TOKENS: request.num_prompt_tokens,
+    }
+    peer, peer_leg = params.get("remote_engine_id"), params.get("remote_request_id")
+    if peer is not None and role is not PREFILL:
+        attributes[sc.PEER_ENGINE_ID] = str(peer)
+    if peer_leg is not None and role is DECODE and mode == sc.MODE_PULL:
+        # In push it may be the router's own id; there P learns D's from the registration.
+        attributes[sc.PEER_ENGINE_REQUEST_ID] = str(peer_leg)
+    traceparent = traceparent_of(request.trace_headers, params)
+    return RequestContext(traceparent, base_request_id(request.request_id), attributes)
 
 
 class Leg:
@@ -48,6 +69,11 @@ class Leg:
         self.external_tokens = self.cached_tokens = self.computed_here = 0
         self.prompt_tokens: int = request.num_prompt_tokens
         self.steps = self.gap_ns = self.out_since = 0
+
+    @property
+    def unserved(self) -> bool:
+        """It got blocks to load into, and has not been scheduled since."""
+        return self.admitted and not self.scheduled
 
     def account(self, in_batch: bool, now: Callable[[], int]) -> None:
         """A step of its prompt: count it, and the time in which it ran but was in no batch."""
@@ -94,3 +120,14 @@ def loaded_at_once(leg: Leg) -> dict[str, Any]:
     if leg.admitted or not leg.external_tokens:
         return {}
     return {sc.EXTERNAL_TOKENS: leg.external_tokens}
+
+
+def lease_data(leg: Leg, outcome: str) -> dict[str, Any]:
+    """How its `pd.lease` ended; nothing when there is nobody to tell it."""
+    data = {sc.LEASE_OUTCOME: outcome} if outcome else {}
+    if outcome == UNREPORTED:
+        data = {sc.LEASE_OUTCOME: sc.LEASE_EXPIRED, sc.LEASE_NOTE: sc.NOTE_UNREPORTED}
+    # D keeps its blocks in case there is a next turn; that there is none is no error.
+    if data.get(sc.LEASE_OUTCOME) == sc.LEASE_EXPIRED and leg.role is PREFILL:
+        data[sc.ERROR_TYPE] = sc.ERROR_LEASE_EXPIRED
+    return data

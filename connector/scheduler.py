@@ -14,6 +14,8 @@ from pdtrace.connector.leg import (
     PREFILL,
     SINGLE,
     Leg,
+    context_of,
+    lease_data,
     loaded_at_once,
     preemptions,
     prefill_data,
@@ -24,8 +26,6 @@ from pdtrace.connector.seams import Seams
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.guard import Guard
-from pdtrace.tracing.ids import base_request_id
-from pdtrace.tracing.propagation import traceparent_of
 from pdtrace.tracing.recorder import Recorder
 
 _FINISHED: Final = frozenset({"FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED", "FINISHED_REPETITION"})
@@ -91,22 +91,8 @@ class SchedulerHooks:
         if len(self._legs) >= _MAX_LEGS:
             self._recorder.dropped["legs_full"] += 1
             return
-        params = request.kv_transfer_params or {}
-        role = role_of(params)
-        attributes = {
-            sc.MODE: sc.MODE_NONE if role is SINGLE else self._mode,
-            sc.MODEL: self._model,
-            sc.INPUT_TOKENS: request.num_prompt_tokens,
-        }
-        peer, peer_leg = params.get("remote_engine_id"), params.get("remote_request_id")
-        if peer is not None and role is not PREFILL:
-            attributes[sc.PEER_ENGINE_ID] = str(peer)
-        if peer_leg is not None and role is DECODE and self._mode == sc.MODE_PULL:
-            # In push it may be the router's own id; there P learns D's from the registration.
-            attributes[sc.PEER_ENGINE_REQUEST_ID] = str(peer_leg)
-        request_id = request.request_id
-        traceparent = traceparent_of(request.trace_headers, params)
-        context = ev.RequestContext(traceparent, base_request_id(request_id), attributes)
+        request_id, role = request.request_id, role_of(request.kv_transfer_params or {})
+        context = context_of(request, role, self._mode, self._model)
         self._legs[request_id] = Leg(request, role, context)
         record_at = self._recorder.record_at
         record_at(ev.OPENED, mono_ns, request_id, context)
@@ -274,7 +260,7 @@ class SchedulerHooks:
         that could not send a registration reports nothing.
         """
         leg = self._legs.get(request_id)
-        if leg is None or not leg.admitted or leg.scheduled:
+        if leg is None or not leg.unserved:
             return
         self._waiting.pop(request_id, None)
         if failed is None:
@@ -311,7 +297,7 @@ class SchedulerHooks:
         if leg is None:
             return
         outcome = leg.outcome or (sc.LEASE_EXPIRED if self._worker_tells else "")
-        self._record(ev.LEASE_ENDED, request_id, _lease_data(leg, outcome))
+        self._record(ev.LEASE_ENDED, request_id, lease_data(leg, outcome))
 
     def _first_token(self, leg: Leg) -> None:
         """The first token is on the host."""
@@ -355,7 +341,7 @@ class SchedulerHooks:
 
     def _finish_prefill(self, leg: Leg, block_ids: Any) -> None:
         request_id, at_ns = leg.request.request_id, self._finish_began
-        status, unserved = leg.request.status.name, leg.admitted and not leg.scheduled
+        status, unserved = leg.request.status.name, leg.unserved
         leg.scheduled = True  # a load that ends after this is of no interest
         if status not in _FINISHED:
             del self._legs[request_id]
@@ -379,15 +365,14 @@ class SchedulerHooks:
 
     def _finish_decode(self, leg: Leg) -> None:
         status, at_ns = leg.request.status.name, self._finish_began
-        unserved = leg.admitted and not leg.scheduled
         if status in _FINISHED:
             self._close_decode(leg, at_ns, "")
-        elif status in _FAILED and unserved:
+        elif status in _FAILED and leg.unserved:
             # vLLM fails the request ahead of telling the connector that the load failed, and why.
             self._failed.append((leg, at_ns))
         else:
             cause = "" if leg.load_failed else leg.failure or leg.silence
-            self._close_decode(leg, at_ns, (unserved and cause) or sc.ERROR_ABORTED)
+            self._close_decode(leg, at_ns, (leg.unserved and cause) or sc.ERROR_ABORTED)
 
     def _close_decode(self, leg: Leg, at_ns: int, error: str) -> None:
         request, kept = leg.request, leg.held and leg.role is DECODE and not error
@@ -399,14 +384,3 @@ class SchedulerHooks:
             data[sc.ERROR_TYPE] = error
         kind = ev.DECODE_HELD if kept else ev.DECODE_FINISHED
         self._recorder.record_at(kind, at_ns, request.request_id, data)
-
-
-def _lease_data(leg: Leg, outcome: str) -> dict[str, Any]:
-    """How a lease ended; nothing when there is nobody to tell it."""
-    data = {sc.LEASE_OUTCOME: outcome} if outcome else {}
-    if outcome == compat.UNREPORTED:
-        data = {sc.LEASE_OUTCOME: sc.LEASE_EXPIRED, sc.LEASE_NOTE: sc.NOTE_UNREPORTED}
-    # D keeps its blocks in case there is a next turn; that there is none is no error.
-    if data.get(sc.LEASE_OUTCOME) == sc.LEASE_EXPIRED and leg.role is PREFILL:
-        data[sc.ERROR_TYPE] = sc.ERROR_LEASE_EXPIRED
-    return data
