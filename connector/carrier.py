@@ -7,6 +7,7 @@ both, and a worker without pdtrace never looks at it.
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pdtrace.connector.leg import Leg, read_back
 from pdtrace.tracing.events import RequestContext
 
 ATTRIBUTE: Final = "pdtrace_requests"
@@ -28,6 +29,13 @@ class RequestCarrier:
     def context(self) -> RequestContext:
         """The same as the recorder's first event of a request."""
         return RequestContext(self.traceparent, self.base_id, self.attributes)
+
+
+def carrier_of(leg: Leg, since_ns: int) -> RequestCarrier:
+    """A leg from `since_ns` (Unix nanoseconds) on, for the worker."""
+    context = leg.context
+    attributes = {**context.attributes, **(read_back(leg) if leg.admitted else {})}
+    return RequestCarrier(context.traceparent, context.base_id, since_ns, attributes)
 
 
 def attach(metadata: Any, requests: dict[str, RequestCarrier]) -> None:

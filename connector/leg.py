@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pdtrace.connector.compat import UNREPORTED
+from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.events import RequestContext
 from pdtrace.tracing.ids import base_request_id
@@ -120,6 +121,16 @@ def loaded_at_once(leg: Leg) -> dict[str, Any]:
     if leg.admitted or not leg.external_tokens:
         return {}
     return {sc.EXTERNAL_TOKENS: leg.external_tokens}
+
+
+def first_token(leg: Leg) -> tuple[ev.EventKind, dict[str, Any]]:
+    """What its first token ends on this engine, with the attributes of that span."""
+    if leg.role is SINGLE:
+        return ev.SINGLE_FIRST_TOKEN, prefill_data(leg)
+    if leg.load_failed:
+        recomputed = {sc.ERROR_TYPE: sc.ERROR_LOAD_FAILED_RECOMPUTE}
+        return ev.RECOMPUTE_FIRST_TOKEN, prefill_data(leg) | recomputed
+    return ev.FIRST_TOKEN, {sc.RECOMPUTED_TOKENS: leg.computed_here, **loaded_at_once(leg)}
 
 
 def lease_data(leg: Leg, outcome: str) -> dict[str, Any]:

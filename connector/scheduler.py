@@ -8,18 +8,17 @@ from functools import partial
 from typing import Any, Final
 
 from pdtrace.connector import compat
-from pdtrace.connector.carrier import RequestCarrier, attach, block_count
+from pdtrace.connector.carrier import RequestCarrier, attach, block_count, carrier_of
+from pdtrace.connector.kv_wait import KvWaits
 from pdtrace.connector.leg import (
     DECODE,
     PREFILL,
-    SINGLE,
     Leg,
     context_of,
+    first_token,
     lease_data,
-    loaded_at_once,
     preemptions,
     prefill_data,
-    read_back,
     role_of,
 )
 from pdtrace.connector.seams import Seams
@@ -49,18 +48,13 @@ class SchedulerHooks:
         self._model = model
         self._worker_tells = worker_tells
         self._legs: dict[str, Leg] = {}
+        self._waits = KvWaits(recorder, mode)
         self._computing: dict[str, Leg] = {}
         """Scheduled, computing a prompt."""
         self._complete: dict[str, Leg] = {}
         """KV is complete, not scheduled yet."""
         self._starting: dict[str, Leg] = {}
         """Decode, scheduled, no token yet."""
-        self._waiting: dict[str, Leg] = {}
-        """Decode, waiting for KV; in order of registration."""
-        self._failed: list[tuple[Leg, int]] = []
-        """Finished by vLLM for a failed load; what failed is told with the same step's output."""
-        self._deadlines: Container[str] | None = None
-        """vLLM's table of registrations that are waited for; an id leaves it when it is late."""
         self._to_worker: dict[str, RequestCarrier] = {}
         self._finish_began = 0
         self._told_of_arrivals = True
@@ -68,7 +62,7 @@ class SchedulerHooks:
     def install(self, seams: Seams, guard: Guard) -> None:
         """Wrap the scheduler-side methods of one connector."""
         self._told_of_arrivals = seams.has(compat.ARRIVED)
-        self._deadlines = seams.attribute(compat.DEADLINES)
+        self._waits.deadlines = seams.attribute(compat.DEADLINES)
         observe = partial(seams.observe, guard)
         observe(compat.ARRIVED, before=self.arrived)
         observe(compat.ATTEMPTED, before=self.attempted, after=self.answered)
@@ -138,11 +132,8 @@ class SchedulerHooks:
 
     def _admit(self, leg: Leg) -> None:
         """KV blocks are there; from here the request waits for KV from elsewhere."""
-        request_id, now_ns = leg.request.request_id, self._recorder.now()
-        leg.admitted = True
-        self._waiting[request_id] = leg
-        kind = ev.DECODE_ALLOCATED if leg.role is DECODE else ev.PROMPT_ALLOCATED
-        self._recorder.record_at(kind, now_ns, request_id)
+        now_ns = self._recorder.now()
+        self._waits.begin(leg, now_ns)
         self._send_to_worker(leg, now_ns)
 
     def _promote(self, leg: Leg) -> None:
@@ -158,23 +149,17 @@ class SchedulerHooks:
         self._record(kind, leg.request.request_id, {sc.PREEMPTIONS: preemptions(leg)})
 
     def _send_to_worker(self, leg: Leg, mono_ns: int) -> None:
-        if not self._worker_tells:
-            return
-        context = leg.context
-        self._to_worker[leg.request.request_id] = RequestCarrier(
-            context.traceparent,
-            context.base_id,
-            self._recorder.wall_ns(mono_ns),
-            {**context.attributes, **(read_back(leg) if leg.admitted else {})},
-        )
+        if self._worker_tells:
+            since_ns = self._recorder.wall_ns(mono_ns)
+            self._to_worker[leg.request.request_id] = carrier_of(leg, since_ns)
 
     def step_built(self, metadata: Any, scheduler_output: Any) -> None:
         """A step is scheduled: hand the worker its requests, account for who runs and who not."""
         if self._to_worker:
             attach(metadata, self._to_worker)
             self._to_worker = {}
-        if self._waiting and self._deadlines is not None:
-            self._find_late(self._deadlines)
+        if self._waits.waiting:
+            self._waits.find_late()
         if not (self._computing or self._complete or self._starting):
             return
         tokens = scheduler_output.num_scheduled_tokens
@@ -192,15 +177,11 @@ class SchedulerHooks:
     def output(self, connector_output: Any) -> None:
         """A step is done: what the workers saw, what has its first token, what was freed."""
         notes = getattr(connector_output, "kv_connector_worker_meta", None)
-        for request_id, at_ns, rank in getattr(notes, "seen", ()):
-            self._notified(request_id, at_ns, rank)
-        for request_id, error in getattr(notes, "failures", ()):
-            self._failing(request_id, error)
-        for request_id, outcome in getattr(notes, "outcomes", {}).items():
-            self._ending(request_id, outcome)
-        for engine_id in getattr(notes, "lost", ()):
-            self._peer_lost(engine_id)
-        self._close_failed()
+        if notes is not None:
+            self._read(notes)
+        if self._waits.failed:
+            for leg, at_ns, error in self._waits.take_failed():
+                self._close_decode(leg, at_ns, error)
         failed = getattr(connector_output, "failed_recving", None)
         for request_id in connector_output.finished_recving or ():
             self._loaded(request_id, failed)
@@ -209,6 +190,17 @@ class SchedulerHooks:
         for waiting in (self._starting, self._computing):
             for leg in [leg for leg in waiting.values() if leg.request.num_output_tokens > 0]:
                 self._first_token(leg)
+
+    def _read(self, notes: Any) -> None:
+        """What the workers say: `WorkerNotes`, or something of another connector's own."""
+        for request_id, at_ns, rank in getattr(notes, "seen", ()):
+            self._notified(request_id, at_ns, rank)
+        for request_id, error in getattr(notes, "failures", ()):
+            self._failing(request_id, error)
+        for request_id, outcome in getattr(notes, "outcomes", {}).items():
+            self._ending(request_id, outcome)
+        for engine_id in getattr(notes, "lost", ()):
+            self._waits.peer_lost(engine_id)
 
     def _notified(self, request_id: str, at_ns: int, rank: int) -> None:
         leg = self._legs.get(request_id)
@@ -230,65 +222,12 @@ class SchedulerHooks:
         if leg is not None:
             leg.outcome = compat.graver(outcome, leg.outcome or outcome)
 
-    def _peer_lost(self, engine_id: str) -> None:
-        """A message to P could not be delivered. What it wrote before may still be unread, so that
-        only the second such message ends the waiting."""
-        for request_id, leg in list(self._waiting.items()):
-            if leg.context.attributes.get(sc.PEER_ENGINE_ID) != engine_id:
-                continue
-            if leg.silence == sc.ERROR_PEER_LOST:
-                self._give_up(request_id, leg)
-            leg.silence = sc.ERROR_PEER_LOST
-
-    def _find_late(self, deadlines: Container[str]) -> None:
-        """vLLM's watchdog only logs and forgets; both tables are in the same order."""
-        for request_id, leg in list(self._waiting.items()):
-            if request_id in deadlines:
-                break
-            leg.silence = leg.silence or sc.ERROR_REGISTRATION_EXPIRED
-            self._give_up(request_id, leg)
-
-    def _give_up(self, request_id: str, leg: Leg) -> None:
-        """Nothing that is known can end the waiting well; vLLM goes on with it all the same."""
-        del self._waiting[request_id]
-        self._record(ev.KV_WAIT_FAILED, request_id, {sc.ERROR_TYPE: leg.failure or leg.silence})
-
     def _loaded(self, request_id: str, failed: Container[str] | None) -> None:
-        """The scheduler is told that the KV is complete, or that its load failed.
-
-        `failed` is None in versions whose workers report failed loads by their blocks only; one
-        that could not send a registration reports nothing.
-        """
+        """The KV is complete, or its load failed."""
         leg = self._legs.get(request_id)
-        if leg is None or not leg.unserved:
-            return
-        self._waiting.pop(request_id, None)
-        if failed is None:
-            leg.load_failed = leg.failure not in ("", sc.ERROR_REGISTRATION_FAILED)
-        else:
-            leg.load_failed = request_id in failed
-        data: dict[str, Any] = {sc.EXTERNAL_TOKENS: leg.external_tokens, **read_back(leg)}
-        if leg.load_failed:
-            data[sc.ERROR_TYPE] = self._load_error(leg)
-        else:
-            leg.failure = leg.silence = ""
-        self._complete[request_id] = leg
-        self._record(ev.KV_COMPLETE, request_id, data)
-
-    def _load_error(self, leg: Leg) -> str:
-        """Why the load of a leg failed; D's own part in push is to register."""
-        if leg.failure:
-            return leg.failure
-        push = self._mode == sc.MODE_PUSH
-        return sc.ERROR_REGISTRATION_FAILED if push else sc.ERROR_READ_FAILED
-
-    def _close_failed(self) -> None:
-        """Close what vLLM finished in this step because its load failed."""
-        if not self._failed:
-            return
-        failed, self._failed = self._failed, []
-        for leg, at_ns in failed:
-            self._close_decode(leg, at_ns, self._load_error(leg))
+        if leg is not None and leg.unserved:
+            self._complete[request_id] = leg
+            self._waits.end(leg, failed)
 
     def _freed(self, request_id: str) -> None:
         """Blocks held for the decode engine are freed; without evidence the lease ran out, unless
@@ -309,14 +248,8 @@ class SchedulerHooks:
         if leg.role is PREFILL:
             return
         self._computing.pop(request_id, None)
-        if leg.role is SINGLE:
-            self._record(ev.SINGLE_FIRST_TOKEN, request_id, prefill_data(leg))
-        elif leg.load_failed:
-            data = {**prefill_data(leg), sc.ERROR_TYPE: sc.ERROR_LOAD_FAILED_RECOMPUTE}
-            self._record(ev.RECOMPUTE_FIRST_TOKEN, request_id, data)
-        else:
-            data = {sc.RECOMPUTED_TOKENS: leg.computed_here, **loaded_at_once(leg)}
-            self._record(ev.FIRST_TOKEN, request_id, data)
+        kind, data = first_token(leg)
+        self._record(kind, request_id, data)
 
     def finishing(self, request: Any, *_: Any) -> None:
         """Before the connector decides about the blocks: this is the instant of the finish."""
@@ -331,7 +264,7 @@ class SchedulerHooks:
         leg = self._legs.get(request_id)
         if leg is None:
             return
-        for table in (self._waiting, self._computing, self._complete, self._starting):
+        for table in (self._waits.waiting, self._computing, self._complete, self._starting):
             table.pop(request_id, None)
         leg.held = bool(result[0])
         if leg.role is PREFILL:
@@ -346,7 +279,7 @@ class SchedulerHooks:
         if status not in _FINISHED:
             del self._legs[request_id]
             unloaded = status in _FAILED and unserved
-            error = self._load_error(leg) if unloaded else sc.ERROR_ABORTED
+            error = self._waits.load_error(leg) if unloaded else sc.ERROR_ABORTED
             self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: error})
             return
         record_at = self._recorder.record_at
@@ -369,7 +302,7 @@ class SchedulerHooks:
             self._close_decode(leg, at_ns, "")
         elif status in _FAILED and leg.unserved:
             # vLLM fails the request ahead of telling the connector that the load failed, and why.
-            self._failed.append((leg, at_ns))
+            self._waits.failed.append((leg, at_ns))
         else:
             cause = "" if leg.load_failed else leg.failure or leg.silence
             self._close_decode(leg, at_ns, (leg.unserved and cause) or sc.ERROR_ABORTED)

@@ -151,8 +151,8 @@ class Engine:
         assert self.recorder.losses() == {}
         assert len(self.recorder._assembler) == len(self.hooks._legs) == 0
         hooks = self.hooks
-        tables = (hooks._waiting, hooks._computing, hooks._complete, hooks._starting)
-        assert tables == ({}, {}, {}, {}) and hooks._failed == []
+        tables = (hooks._waits.waiting, hooks._computing, hooks._complete, hooks._starting)
+        assert tables == ({}, {}, {}, {}) and hooks._waits.failed == []
         return [span_dict(span) for span in self.exporter.spans]
 
 

@@ -86,7 +86,7 @@ def test_a_late_registration_ends_the_waiting_and_not_the_request() -> None:
     """vLLM's watchdog forgets it; KV that comes all the same is decoded from."""
     engine, leg, younger = Engine("push"), request(DECODE), request(DECODE, "cmpl-b-0-0123abcd")
     deadlines = {ID: 30.0, younger.request_id: 70.0}
-    engine.hooks._deadlines = deadlines
+    engine.hooks._waits.deadlines = deadlines
     for waiting in (leg, younger):
         engine.arrive(10, waiting)
         engine.allocate(20, waiting, 4)
@@ -106,7 +106,7 @@ def test_a_late_registration_ends_the_waiting_and_not_the_request() -> None:
 def test_a_registration_that_could_not_be_sent_names_the_cause_when_it_is_late() -> None:
     """The watchdog is when vLLM gives up, not why."""
     engine, leg = Engine("push"), request(DECODE)
-    engine.hooks._deadlines = deadlines = {ID: 30.0}
+    engine.hooks._waits.deadlines = deadlines = {ID: 30.0}
     engine.arrive(10, leg)
     engine.allocate(20, leg, 4)
     engine.output(25, WorkerNotes(failures=[(ID, sc.ERROR_REGISTRATION_FAILED)]))
