@@ -1,6 +1,8 @@
 """Fixtures that several test modules share."""
 
+import asyncio
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +14,7 @@ from pdtrace.connector.processes import EngineServer
 
 if TYPE_CHECKING:
     from pair_steps import Make, Pair
+    from router_rig import Rig
 
 
 pytest.register_assert_rewrite("faults")
@@ -86,3 +89,25 @@ def rigged(tmp_path_factory: pytest.TempPathFactory, engine_server: EngineServer
     from rigged_runs import RiggedRuns
 
     return RiggedRuns(tmp_path_factory.mktemp("rigged"), engine_server)
+
+
+@pytest.fixture(scope="module")
+def router_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """Runs in a thread; serves a router and its engines."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+@pytest.fixture
+def rig(router_loop: asyncio.AbstractEventLoop) -> "Iterator[Rig]":
+    """A router between scripted engines, not started yet."""
+    from router_rig import Rig
+
+    rig = Rig(router_loop)
+    yield rig
+    rig.stop()
