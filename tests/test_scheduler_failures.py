@@ -144,6 +144,17 @@ def test_a_lease_that_ran_out_on_one_rank_ran_out() -> None:
         assert engine.spans()[-1] == span(sc.SPAN_LEASE, 40, 60, "push", expired)
 
 
+def test_a_rank_whose_lease_ran_out_overrules_those_with_evidence() -> None:
+    """Several workers' notes of one step become one."""
+    one = WorkerNotes([("a", 1, 0)], {"x": "expired", "y": "written", "z": "written"}, [("f", "e")])
+    other = WorkerNotes([("b", 2, 1)], {"x": "written", "y": "expired", "z": "written"}, [], ["p"])
+    for left, right in ((one, other), (other, one)):
+        merged = left.aggregate(right)
+        assert sorted(merged.seen) == [("a", 1, 0), ("b", 2, 1)]
+        assert merged.outcomes == {"x": "expired", "y": "expired", "z": "written"}
+        assert (merged.failures, merged.lost) == ([("f", "e")], ["p"])
+
+
 @pytest.mark.parametrize("params", [PREFILL, DECODE])
 def test_what_vllm_submits_for_itself_is_no_request(params: dict[str, Any]) -> None:
     """After a rejected, failed or aborted request vLLM submits one that it ends at once.
