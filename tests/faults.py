@@ -36,6 +36,12 @@ SECONDS = 60.0
 PROMPT = "amber cedar " * 4
 LONG = "amber cedar " * 42
 """About 500 tokens: 64 MB of the model `large-kv`."""
+LARGE: dict[str, Any] = {
+    "model": "large-kv",
+    "kv_cache": "256M",
+    "flags": ("--max-model-len=1024",),
+}
+"""Settings of engines whose transfers take a while."""
 
 FAKE_FAULTS = "FAKE_FAULTS"
 """Tells the engines' module `fake_faults` its directory."""
@@ -83,6 +89,12 @@ WATCHDOG_SECONDS = 7
 def waited(error: str) -> Errors:
     """D's scheduler, when the KV did not come."""
     return {sc.SPAN_DECODE_ADMISSION: "", sc.SPAN_KV_WAIT: error}
+
+
+def unanswered(transfer: str) -> Errors:
+    """D, when nobody answered the handshake that its span `transfer` needed."""
+    failed = sc.ERROR_HANDSHAKE_FAILED
+    return waited(failed) | {sc.SPAN_HANDSHAKE: failed, transfer: failed}
 
 
 def settings(mode: Mode, directory: Path, **more: Any) -> ClusterSettings:
@@ -156,6 +168,10 @@ class Pair:
         }
         return {**known, **other}
 
+    def nowhere(self, request_id: str, engine_id: str = "nobody") -> dict[str, Any]:
+        """The same of a P that does not exist."""
+        return self.told(request_id, remote_engine_id=engine_id, remote_port=1)
+
     def decode(
         self, request_id: str, params: dict[str, Any] | None, prompt: str = PROMPT, **more: Any
     ) -> Answer:
@@ -197,6 +213,14 @@ class Pair:
         self.asked.add(request_id)
         body = {"model": self.cluster.model, "prompt": prompt, "temperature": 0, **more}
         return Client(engine.url, {**body, "kv_transfer_params": params}, request_id)
+
+    def leave_answer(self, engine: Engine, request_id: str, params: dict[str, Any]) -> None:
+        """A client that hangs up once its streamed answer has begun."""
+        client = self.connect(
+            engine, request_id, params, stream=True, max_tokens=900, ignore_eos=True
+        )
+        assert client.read_some().startswith(b"data: ")
+        client.leave()
 
     # --- what the spans say ---
 

@@ -1,11 +1,11 @@
 """Engines that are killed while somebody counts on them: what the living one says of it."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from engines import eventually
 from faults import (
+    LARGE,
     LONG,
     P_UNREAD,
     SECONDS,
@@ -22,12 +22,6 @@ from pdtrace.connector.processes import EngineServer
 from pdtrace.tracing import semconv as sc
 
 pytestmark = pytest.mark.e2e
-
-LARGE: dict[str, Any] = {
-    "model": "large-kv",
-    "kv_cache": "256M",
-    "flags": ("--max-model-len=1024",),
-}
 
 
 @pytest.fixture(scope="module")

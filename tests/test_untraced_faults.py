@@ -27,9 +27,8 @@ def test_vllm_alone_in_pull(
     with Cluster(made, engine_server) as cluster:
         pair = Pair(cluster)
         expected = pair.hand_off("warm")
-        nowhere = pair.told("refused", remote_engine_id="nobody", remote_port=1)
         late = pair.prefill("late")
-        assert pair.decode("refused", nowhere) == SERVER_ERROR
+        assert pair.decode("refused", pair.nowhere("refused")) == SERVER_ERROR
         expired = "vllm:nixl_num_kv_expired_reqs_total"
         assert eventually(lambda: metric(pair.p, expired) == 1, SECONDS)
         assert pair.decode("late", late) == expected
@@ -47,8 +46,7 @@ def test_vllm_alone_in_push(
         pair = Pair(cluster)
         expected = pair.hand_off("warm")
         late = pair.decode_later("late", pair.told("late"))
-        nowhere = pair.told("refused", remote_engine_id="nobody", remote_port=1)
-        assert pair.decode("refused", nowhere) == SERVER_ERROR
+        assert pair.decode("refused", pair.nowhere("refused")) == SERVER_ERROR
         log = pair.d.process.log
         assert eventually(lambda: "without a push completion" in log.read_text(), SECONDS)
         pair.prefill("late")
