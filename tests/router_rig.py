@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from starlette.applications import Starlette
 
+from pdtrace.connector.readiness import free_ports
 from pdtrace.connector.router import create_app
 from pdtrace.connector.router_settings import RouterSettings
 from pdtrace.connector.router_spans import DerivedIdGenerator
@@ -57,7 +58,7 @@ class Rig:
     def start(self, mode: str = "push", down: tuple[FakeEngine, ...] = (), **more: Any) -> None:
         """Serves all engines but those that are `down`, and the router."""
         for engine in (*self.prefill, *self.decode):
-            engine.port = free_port() if engine in down else self._serve(engine.app)
+            engine.port = free_ports(1)[0] if engine in down else self._serve(engine.app)
         settings = RouterSettings(
             mode=mode,
             prefill_urls=tuple(engine.url for engine in self.prefill),
@@ -171,13 +172,6 @@ def as_dict(span: ReadableSpan) -> dict[str, Any]:
         "attributes": dict(span.attributes or {}),
         "events": [(each.name, each.timestamp - WALL_NS) for each in span.events],
     }
-
-
-def free_port() -> int:
-    """On which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def expected_request(**changes: Any) -> dict[str, Any]:

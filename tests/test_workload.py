@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from pdtrace.connector.readiness import free_ports
 from pdtrace.connector.workload import (
     WorkloadRequest,
     WorkloadResult,
@@ -158,8 +159,7 @@ def test_failed_request_is_a_result(
 
 
 def test_no_server_is_a_result() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    (port,) = free_ports(1)
 
     [result] = run(f"http://127.0.0.1:{port}", request("a"))
 
