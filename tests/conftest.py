@@ -3,7 +3,8 @@
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,3 +112,32 @@ def rig(router_loop: asyncio.AbstractEventLoop) -> "Iterator[Rig]":
     rig = Rig(router_loop)
     yield rig
     rig.stop()
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[int, bytes], str]]:
+    """Starts HTTP servers that answer everything with one status and body; gives their address."""
+    servers = []
+
+    def start(status: int, body: bytes) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_POST = do_GET
+
+            def log_message(self, *_: object) -> None:
+                """Silent."""
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()

@@ -1,9 +1,7 @@
 """`pdtrace doctor` as a whole, and its parts that look at this environment and at engines."""
 
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable
 from typing import Any
 
 import engine_imports  # noqa: F401  # first of all
@@ -144,33 +142,18 @@ def test_the_question_that_a_side_channel_understands() -> None:
     assert handshake_question("0.26.0") == (b"get_meta_msg", 0, 0)
 
 
+Engines = Callable[[str, str], str]
+
+
 @pytest.fixture
-def engines() -> Iterator[Any]:
+def engines(answering: Callable[[int, bytes], str]) -> Engines:
     """Starts servers that answer as an engine of some version and model would; gives the URL."""
-    servers = []
 
     def start(version: str, model: str) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                answer = {"version": version, "data": [{"id": "served", "root": model}]}
-                body = json.dumps(answer).encode()
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+        answer = {"version": version, "data": [{"id": "served", "root": model}]}
+        return "http://" + answering(200, json.dumps(answer).encode())
 
-            def log_message(self, *_: object) -> None:
-                """Silent."""
-
-        server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    return start
 
 
 @pytest.mark.parametrize(
@@ -182,7 +165,7 @@ def engines() -> Iterator[Any]:
     ],
 )
 def test_what_two_engines_tell_over_http(
-    engines: Any, decode: tuple[str, str], value: str, verdict: Verdict
+    engines: Engines, decode: tuple[str, str], value: str, verdict: Verdict
 ) -> None:
     """Enough for a no; for a yes their side channels have to be asked."""
     found = list(pair_findings(engines("0.32.0", "m"), engines(*decode)))
@@ -191,7 +174,7 @@ def test_what_two_engines_tell_over_http(
     assert found[2].value.startswith(value)
 
 
-def test_an_engine_that_is_not_there(engines: Any) -> None:
+def test_an_engine_that_is_not_there(engines: Engines) -> None:
     """Is a problem, and what the pair would do is not known."""
     found = list(pair_findings(engines("0.32.0", "m"), "http://127.0.0.1:9"))
     verdicts = [finding.verdict for finding in found]

@@ -1,9 +1,7 @@
 """Doctor's probe of real endpoints: our collector, and servers that are wrong in one way each."""
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from pdtrace.analysis.collect import Collector
 from pdtrace.connector import doctor_otlp
 from pdtrace.connector.doctor import Finding, Verdict
 from pdtrace.connector.doctor_otlp import endpoint_findings
+from pdtrace.connector.readiness import free_ports
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 PROTOCOL = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"
@@ -67,8 +66,7 @@ def test_http_and_grpc_where_tls_is_asked_for(collector: Collector) -> None:
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])
 def test_a_port_on_which_nothing_listens(protocol: str) -> None:
     """The kernel refuses."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    (port,) = free_ports(1)
     assert problem(f"127.0.0.1:{port}", protocol) == "refused: nothing listens on that port"
 
 
@@ -86,32 +84,6 @@ def test_a_host_that_is_not_known() -> None:
     assert problem("collector.invalid:4317", "grpc") == "the host 'collector.invalid' is not known"
 
 
-@pytest.fixture
-def answering() -> Iterator[Callable[[int], str]]:
-    """HTTP servers that answer every request with one status; gives their address."""
-    servers = []
-
-    def start(status: int) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                self.send_response(status)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Silent."""
-
-        server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        servers.append(server)
-        return f"127.0.0.1:{server.server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.mark.parametrize(
     ("status", "told"),
     [
@@ -120,9 +92,9 @@ def answering() -> Iterator[Callable[[int], str]]:
         (503, "it answers with HTTP status 503"),
     ],
 )
-def test_statuses_in_words(answering: Callable[[int], str], status: int, told: str) -> None:
+def test_statuses_in_words(answering: Callable[[int, bytes], str], status: int, told: str) -> None:
     """The common ones; others by number."""
-    assert problem(answering(status), "http/protobuf") == told
+    assert problem(answering(status, b""), "http/protobuf") == told
 
 
 def test_without_an_endpoint_nothing_is_traced() -> None:
