@@ -3,11 +3,13 @@
     python benchmarks/overhead.py [--json] [--rounds 10] [--mode push] [--layout uni]
 
 A round starts three clusters of one prefill and one decode engine side by side: untraced, with
-pdtrace, and with vLLM's `--otlp-traces-endpoint`. Each gets the same bursts of requests in the
-order A B C C B A, repeated, so that drift of the machine meets all alike; idle clusters use no CPU.
-CPU is that of the engines' processes until their last span is sent (`uni`: one process an engine,
-API server included; `mp`: EngineCore and worker alone). A ratio is taken per round, of fresh
-processes; what is printed is the geometric mean over rounds with its 95 % t-interval.
+pdtrace, and with vLLM's `--otlp-traces-endpoint`. They take turns, one request each, in the order
+A B C C B A, so that a machine whose speed changes from second to second is as fast for all. One
+request at a time also is the dearest case: nobody shares the cost of a step. CPU is that of the
+engines' processes from the first turn until the last span is sent, idle time between turns included
+(`uni`: one process an engine beside its API server's; `mp`: EngineCore and worker). A ratio is
+taken per round, of fresh processes; what is printed is the geometric mean over rounds with its 95 %
+t-interval.
 """
 
 import argparse
@@ -36,9 +38,8 @@ ARMS: Final = (UNTRACED, OURS, VLLM)
 DEFAULTS: Final = {variable("send_every_s"): str(Settings().send_every_s)}
 """As in production; a local cluster sends more often."""
 METRICS: Final = ("cpu", "ttft", "tpot")
-_SETTLE_S: Final = 2.5
-"""After a burst, until what it left to do (spans, frees) is done: longer than our time between
-exports."""
+_SETTLE_S: Final = Settings().send_every_s + 2
+"""After the last turn, until what it left to do (spans, frees) is done."""
 _T_975: Final = {
     2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262,
     11: 2.228, 12: 2.201, 13: 2.179, 14: 2.160, 15: 2.145, 16: 2.131, 20: 2.093, 30: 2.045,
@@ -48,20 +49,18 @@ _T_975: Final = {
 
 @dataclass(frozen=True)
 class Load:
-    """One burst: `requests` prompts of `short` or `long` words, `tokens` generated for each."""
+    """What each arm of a round gets: prompts of `short` to `long` words, `tokens` generated."""
 
-    requests: int = 16
+    turns: int = 60
+    warm_up: int = 4
     short: int = 24
     long: int = 160
-    tokens: int = 16
-    concurrency: int = 2
-    cycles: int = 1
-    """How often a round goes through A B C C B A."""
+    tokens: int = 32
 
 
 @dataclass
 class Sample:
-    """What the bursts of one arm in one round gave."""
+    """What the turns of one arm in one round gave."""
 
     cpu_ns: int = 0
     ttft_ns: list[int] = field(default_factory=list)
@@ -103,25 +102,22 @@ def engine_pids(cluster: Cluster) -> list[int]:
     ]
 
 
-def burst(cluster: Cluster, load: Load, seed: int) -> Sample:
-    """Send one burst and wait until the engines are quiet."""
+def cpu_ns(cluster: Cluster) -> int:
+    """CPU time so far of a cluster's engines."""
+    return sum(map(process_cpu_ns, engine_pids(cluster)))
+
+
+def turn(cluster: Cluster, prompt: str, tokens: int, sample: Sample) -> None:
+    """One request; raises RuntimeError if it fails."""
     assert cluster.router_url is not None
-    prompts = mixed_prompts(seed, load.requests, load.short, load.long)
-    requests = [
-        WorkloadRequest(model=cluster.model, max_tokens=load.tokens, prompt=prompt, ignore_eos=True)
-        for prompt in prompts
-    ]
-    pids = engine_pids(cluster)
-    before = sum(map(process_cpu_ns, pids))
-    results = asyncio.run(run_workload(cluster.router_url, requests, load.concurrency))
-    time.sleep(_SETTLE_S)
-    sample = Sample(cpu_ns=sum(map(process_cpu_ns, pids)) - before)
-    for result in results:
-        if not result.ok or result.ttft_ns is None:
-            raise RuntimeError(f"request {result.request_id} failed: {result.error}")
-        sample.ttft_ns.append(result.ttft_ns)
-        sample.tpot_ns.append((result.e2e_ns - result.ttft_ns) / (result.token_count - 1))
-    return sample
+    request = WorkloadRequest(
+        model=cluster.model, max_tokens=tokens, prompt=prompt, ignore_eos=True
+    )
+    (result,) = asyncio.run(run_workload(cluster.router_url, [request], 1))
+    if not result.ok or result.ttft_ns is None:
+        raise RuntimeError(f"request {result.request_id} failed: {result.error}")
+    sample.ttft_ns.append(result.ttft_ns)
+    sample.tpot_ns.append((result.e2e_ns - result.ttft_ns) / (result.token_count - 1))
 
 
 @contextlib.contextmanager
@@ -138,17 +134,21 @@ def clusters(
 
 
 def run_round(found: dict[str, Cluster], load: Load, number: int) -> dict[str, Sample]:
-    """Warm every cluster up, then A B C C B A with the same prompts for the arms of a half."""
+    """Warm every cluster up, then one prompt after the other to each arm: A B C C B A."""
+    prompts = mixed_prompts(number, load.warm_up + load.turns, load.short, load.long)
+    for cluster in found.values():
+        for prompt in prompts[: load.warm_up]:
+            turn(cluster, prompt, load.tokens, Sample())
+    samples = {arm: Sample() for arm in found}
+    before = {arm: cpu_ns(cluster) for arm, cluster in found.items()}
     order = list(found)
-    for arm in order:
-        burst(found[arm], load, seed=-1 - number)
-    samples = {arm: Sample() for arm in order}
-    for half in range(2 * load.cycles):
-        for arm in order if half % 2 == 0 else reversed(order):
-            one = burst(found[arm], load, seed=1000 * number + half)
-            samples[arm].cpu_ns += one.cpu_ns
-            samples[arm].ttft_ns += one.ttft_ns
-            samples[arm].tpot_ns += one.tpot_ns
+    for prompt in prompts[load.warm_up :]:
+        for arm in order:
+            turn(found[arm], prompt, load.tokens, samples[arm])
+        order.reverse()
+    time.sleep(_SETTLE_S)
+    for arm, cluster in found.items():
+        samples[arm].cpu_ns = cpu_ns(cluster) - before[arm]
     return samples
 
 
@@ -204,8 +204,9 @@ def measure(
             for number in range(count):
                 with clusters(server, mode, layout, run_dir / str(number), number) as found:
                     rounds.append(run_round(found, load, number))
-                ratio = rounds[-1][OURS].value("cpu") / rounds[-1][UNTRACED].value("cpu")
-                told(f"round {number + 1} of {count}: CPU ratio {ratio:.4f}")
+                traced, plain = rounds[-1][OURS], rounds[-1][UNTRACED]
+                ratios = [f"{m} {traced.value(m) / plain.value(m):.4f}" for m in METRICS]
+                told(f"round {number + 1} of {count}: {', '.join(ratios)}")
     return {"mode": mode, "layout": layout, **summarize(rounds)}
 
 

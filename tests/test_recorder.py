@@ -21,6 +21,9 @@ from pdtrace.tracing.recorder import Recorder
 from pdtrace.tracing.settings import Settings
 from pdtrace.tracing.testing import CapturingExporter, CountedIds, make_recorder
 
+SOON = Settings(send_every_s=0.1)
+"""So that nobody waits for the threads."""
+
 
 def one_request(recorder: Recorder, request_id: str) -> None:
     """A request with one span."""
@@ -96,7 +99,7 @@ class FakeHangingExporter(CapturingExporter):
 def test_a_hanging_exporter_neither_blocks_events_nor_shutdown() -> None:
     """Events go on becoming spans; shutdown gives up after its time and counts what is left."""
     exporter = FakeHangingExporter()
-    recorder = Recorder(Telemetry(Resource({}), exporter, CountedIds()))
+    recorder = Recorder(Telemetry(Resource({}), exporter, CountedIds(), SOON))
     one_request(recorder, "first")
     eventually(lambda: recorder._sender._of_exporter.locked())
     for i in range(200):
@@ -114,7 +117,7 @@ def test_a_hanging_exporter_neither_blocks_events_nor_shutdown() -> None:
 def test_the_background_thread_exports_by_itself() -> None:
     """Nobody calls flush in an engine."""
     exporter = CapturingExporter()
-    recorder = Recorder(Telemetry(Resource({}), exporter, CountedIds()))
+    recorder = Recorder(Telemetry(Resource({}), exporter, CountedIds(), SOON))
     one_request(recorder, "a")
     eventually(lambda: exporter.spans)
     assert exporter.spans[0].name == "pd.prefill_queue"

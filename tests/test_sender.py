@@ -67,10 +67,11 @@ def recorder_to(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     made: list[Recorder] = []
 
-    def make(protocol: str, port: int, settings: Settings | None = None) -> Recorder:
+    def make(protocol: str, port: int, **settings: int) -> Recorder:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-        made.append(Recorder(open_provider("decode", settings=settings)))
+        given = Settings(send_every_s=0.1, **settings)
+        made.append(Recorder(open_provider("decode", settings=given)))
         return made[-1]
 
     yield make
@@ -127,7 +128,7 @@ def test_a_hanging_endpoint_holds_up_neither_events_nor_spans_nor_the_end(
 ) -> None:
     """The queue keeps the newest spans and counts the oldest; no event is lost."""
     with hanging_socket() as port:
-        recorder = recorder_to(protocol, port, Settings(queue_spans=512))
+        recorder = recorder_to(protocol, port, queue_spans=512)
         request(recorder, "first")
         eventually(lambda: recorder._sender._of_exporter.locked())
         for number in range(1000):
@@ -263,6 +264,19 @@ def test_recording_never_touches_the_endpoint() -> None:
     assert not any(cell in (recorder._sender, recorder._telemetry.exporter) for cell in cells)
 
 
+class CountingExporter(CapturingExporter):
+    """Also keeps the size of each export."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exports: list[int] = []
+
+    def export(self, spans: Any) -> SpanExportResult:
+        """Keep and answer."""
+        self.exports.append(len(spans))
+        return super().export(spans)
+
+
 def test_the_oldest_are_dropped_when_the_queue_is_full() -> None:
     """Newest kept, in order."""
     exporter = CapturingExporter()
@@ -296,3 +310,22 @@ def test_what_is_not_sent_in_time_is_counted_at_the_end() -> None:
     sender.finish(0.1)
     assert sender.dropped == {"not_sent": 93}
     released.set()
+
+
+def test_spans_that_end_together_leave_together() -> None:
+    """The first waits for the others; a whole batch waits for nobody."""
+    exporter = CountingExporter()
+    sender = Sender(exporter, 10_000, Guard(), interval_s=0.5)
+    one: list[Any] = ["x"]
+    for _ in range(3):
+        sender.offer(one)
+    eventually(lambda: sender.exported)
+    assert exporter.exports == [3]
+
+    patient = Sender(exporter, 10_000, Guard(), interval_s=3600)
+    patient.offer(one * 511)
+    patient.offer(one)
+    eventually(lambda: patient.exported)
+    assert exporter.exports == [3, 512]
+    sender.finish(1)
+    patient.finish(1)

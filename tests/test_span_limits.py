@@ -123,7 +123,7 @@ def test_the_table_of_open_requests_is_bounded() -> None:
 
 def test_the_recorders_thread_sweeps_often_enough_for_a_short_limit() -> None:
     """With a limit of a fifth of a second nobody has to call anything."""
-    exporter, settings = CapturingExporter(), Settings(span_limit_s=0.2)
+    exporter, settings = CapturingExporter(), Settings(span_limit_s=0.2, send_every_s=0.1)
     recorder = Recorder(Telemetry(Resource({}), exporter, CountedIds(), settings))
     recorder.record(ev.OPENED, "a", ev.RequestContext("", "a", {}))
     recorder.record(ev.DECODE_ARRIVED, "a")

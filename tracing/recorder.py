@@ -30,7 +30,7 @@ from pdtrace.tracing.sender import Sender
 
 _log = logging.getLogger("pdtrace")
 _HAND_OVER_SPANS: Final = 512
-_POLL_S: Final = 0.2
+_LONGEST_POLL_S: Final = 1.0
 _REFRESH_S: Final = 1.0
 _LONGEST_SWEEP_S: Final = 10.0
 _REPORT_S: Final = 60.0
@@ -90,6 +90,7 @@ class Recorder:
         self._capacity = settings.buffer_events
         limit_s = min(settings.span_limit_s, settings.decode_limit_s)
         self._sweep_s = min(_LONGEST_SWEEP_S, limit_s / 4)
+        self._poll_s = min(_LONGEST_POLL_S, settings.send_every_s / 2, self._sweep_s)
         self._events: deque[Event] = deque()
         self._buffer_full = [0]
         self.record: Record = make_record(self._events, self._capacity, self.now, self._buffer_full)
@@ -160,7 +161,7 @@ class Recorder:
 
     def _run(self) -> None:
         stop = self._stop
-        while not stop.wait(_POLL_S):
+        while not stop.wait(self._poll_s):
             try:
                 with self._work:
                     self._tick(time.monotonic())

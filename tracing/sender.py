@@ -22,9 +22,9 @@ _BATCH_SPANS: Final = 512
 
 
 class Sender:
-    """Sends what is offered at once if it was idle, else every `interval_s`; `start` its thread.
+    """Sends what is offered within `interval_s`, or as soon as a whole batch waits.
 
-    Without an exporter everything is dropped, as `no_endpoint`.
+    `start` its thread. Without an exporter everything is dropped, as `no_endpoint`.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Sender:
         self._of_queue = threading.Lock()
         self._of_exporter = threading.Lock()
         self._offered = threading.Event()
+        self._due = threading.Event()
         self._closed = threading.Event()
         if start:
             threading.Thread(target=self._run, name="pdtrace-sender", daemon=True).start()
@@ -54,11 +55,14 @@ class Sender:
         """Queue spans; returns at once."""
         with self._of_queue:
             self._queue.extend(spans)
-            excess = len(self._queue) - self._capacity
+            waiting = len(self._queue)
+            excess = waiting - self._capacity
             for _ in range(excess):
                 self._queue.popleft()
         if excess > 0:
             self.dropped["queue_full"] += excess
+        if waiting >= _BATCH_SPANS:
+            self._due.set()
         self._offered.set()
 
     def flush(self) -> None:
@@ -76,6 +80,7 @@ class Sender:
         flusher.start()
         flusher.join(timeout_s)
         self._closed.set()
+        self._due.set()
         self._offered.set()
         with self._of_queue:
             unsent = len(self._queue)
@@ -86,12 +91,14 @@ class Sender:
     def _run(self) -> None:
         while not self._closed.is_set():
             self._offered.wait()
+            # Spans that end together leave together: an export costs as much as many spans.
+            self._due.wait(self._interval_s)
+            self._due.clear()
             self._offered.clear()
             try:
                 self.flush()
             except Exception:
                 self._guard.failed("sender")
-            self._closed.wait(self._interval_s)
 
     def _take(self) -> list[Finished]:
         with self._of_queue:
