@@ -95,7 +95,7 @@ def _open_recorder(
     settings = read_settings(extra=extra.get("pdtrace"))
     name = type(connector).__name__
     attributes = resource_attributes(vllm_config, name, worker, seams.config())
-    telemetry = open_provider(role_of(vllm_config), attributes, settings=settings)
+    telemetry = open_provider(role_of(vllm_config), attributes, settings=settings, shared=True)
     if telemetry.exporter is None:
         return None
     seams.log()

@@ -313,7 +313,7 @@ def test_an_exporter_that_raises_is_isolated_and_its_spans_are_counted() -> None
         request(recorder, base_id)
         recorder.flush()
     assert recorder.losses() == {"export_failed": 6}
-    assert recorder.guard.errors == {"export": 2}
+    assert telemetry.background.guard.errors == {"export": 2}
 
 
 def test_the_global_tracer_provider_is_left_alone(

@@ -155,7 +155,7 @@ def test_losses_and_hook_errors_are_reported_in_one_line(
     quiet = Recorder(Telemetry(Resource({}), CapturingExporter(), CountedIds()), start=False)
     one_request(quiet, "a")
     quiet.flush()
-    quiet._report()
+    quiet._background.report()
     assert caplog.messages == []
 
     settings = Settings(buffer_events=3)
@@ -166,7 +166,7 @@ def test_losses_and_hook_errors_are_reported_in_one_line(
     one_request(recorder, "b")
     recorder.guard.errors.update({"on_new_request": 2})
     recorder.flush()
-    recorder._report()
+    recorder._background.report()
     assert caplog.messages == [
         "pdtrace: pd_events_recorded_total: 3; 1 spans exported; "
         "pd_events_dropped_total: buffer_full 3; pd_hook_errors_total: on_new_request 2"
@@ -176,11 +176,11 @@ def test_losses_and_hook_errors_are_reported_in_one_line(
 FORKING = r"""
 import json, os
 from pdtrace.tracing import events as ev
-from pdtrace.tracing.provider import make_resource, Telemetry
-from pdtrace.tracing.export import make_exporter
+from pdtrace.tracing.provider import open_provider
 from pdtrace.tracing.recorder import Recorder
 
-recorder = Recorder(Telemetry(make_resource("prefill"), make_exporter()))
+recorder = Recorder(open_provider("prefill", shared=True))
+idle = Recorder(open_provider("prefill", shared=True))
 
 def request(name):
     recorder.record(ev.OPENED, name, ev.RequestContext("", name, {}))
@@ -191,6 +191,8 @@ def request(name):
 recorder.flush()
 child = os.fork()
 request("child" if child == 0 else "parent")
+assert recorder._background is idle._background and not recorder._background.closed
+idle.shutdown(10)
 recorder.shutdown(10)
 told = json.dumps(["child" if child == 0 else "parent", os.getpid(), recorder.guard.errors])
 os.write(1, told.encode() + b"\n")  # one write: both processes have this output

@@ -122,7 +122,9 @@ def test_an_engine_starts_without_a_hook_point_and_says_what_is_absent(
     method, absent = MISSING[mode]
     exporter, told = CapturingExporter(), []
 
-    def fake_open(role: str, attributes: dict[str, Any], settings: Settings) -> Telemetry:
+    def fake_open(
+        role: str, attributes: dict[str, Any], settings: Settings, shared: bool
+    ) -> Telemetry:
         told.append(attributes)
         return Telemetry(make_resource(role, attributes), exporter, settings=settings)
 

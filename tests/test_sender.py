@@ -67,10 +67,10 @@ def recorder_to(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
     made: list[Recorder] = []
 
-    def make(protocol: str, port: int, **settings: int) -> Recorder:
+    def make(protocol: str, port: int, queue_spans: int = 16_384) -> Recorder:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-        given = Settings(send_every_s=0.1, **settings)
+        given = Settings(send_every_s=0.1, queue_spans=queue_spans)
         made.append(Recorder(open_provider("decode", settings=given)))
         return made[-1]
 
@@ -280,7 +280,7 @@ class CountingExporter(CapturingExporter):
 def test_the_oldest_are_dropped_when_the_queue_is_full() -> None:
     """Newest kept, in order."""
     exporter = CapturingExporter()
-    sender = Sender(exporter, 3, Guard(), start=False)
+    sender = Sender(exporter, 3, Guard())
     spans: list[Any] = ["a", "b", "c", "d", "e"]
     sender.offer(spans[:2])
     sender.offer(spans[2:])
@@ -301,7 +301,7 @@ def test_what_is_not_sent_in_time_is_counted_at_the_end() -> None:
             return SpanExportResult.FAILURE
 
     released = threading.Event()
-    sender = Sender(FakeStuckExporter(), 10_000, Guard(), start=False)
+    sender = Sender(FakeStuckExporter(), 10_000, Guard())
     many: list[Any] = ["x"] * 600
     sender.offer(many)
     sender.finish(0.1)
@@ -316,6 +316,7 @@ def test_spans_that_end_together_leave_together() -> None:
     """The first waits for the others; a whole batch waits for nobody."""
     exporter = CountingExporter()
     sender = Sender(exporter, 10_000, Guard(), interval_s=0.5)
+    sender.start()
     one: list[Any] = ["x"]
     for _ in range(3):
         sender.offer(one)
@@ -323,6 +324,7 @@ def test_spans_that_end_together_leave_together() -> None:
     assert exporter.exports == [3]
 
     patient = Sender(exporter, 10_000, Guard(), interval_s=3600)
+    patient.start()
     patient.offer(one * 511)
     patient.offer(one)
     eventually(lambda: patient.exported)

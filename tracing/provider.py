@@ -20,12 +20,11 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import NoOpTracer, Tracer
 
 from pdtrace.tracing import semconv as sc
+from pdtrace.tracing.background import Background
 from pdtrace.tracing.clock import clock_id
 from pdtrace.tracing.export import make_exporter
-from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.processor import RequestProcessor, RequestSampler
 from pdtrace.tracing.sampling import Keeper, Sampler, make_sampler
-from pdtrace.tracing.sender import Sender
 from pdtrace.tracing.settings import Settings, read_settings, wanted
 
 _log = logging.getLogger("pdtrace")
@@ -89,9 +88,9 @@ def _is_default(key: str, value: object) -> bool:
 
 
 class Telemetry:
-    """Where one process's spans go: `tracer` for programs, `exporter` for the recorder.
-
-    Without an endpoint `exporter` is None and `tracer` records nothing.
+    """What one recorder or program has for its spans: `resource`, `ids`, `sampler`, `settings`, and
+    `background`, which sends them. Without an endpoint `exporter` is None and `tracer` records
+    nothing.
     """
 
     def __init__(
@@ -101,14 +100,20 @@ class Telemetry:
         id_generator: IdGenerator | None = None,
         settings: Settings | None = None,
         sampler: Sampler | None = None,
+        background: Background | None = None,
     ) -> None:
+        """`background`, if given, has the exporter already."""
         self.resource = resource
-        self.exporter = exporter
         self.settings = settings or Settings()
         self.sampler = sampler or Sampler()
         self.ids = id_generator or OwnRandomIds()
+        self.background = background or Background(exporter, self.settings)
         self._provider: TracerProvider | None = None
-        self._sender: Sender | None = None
+
+    @property
+    def exporter(self) -> SpanExporter | None:
+        """Where spans go."""
+        return self.background.exporter
 
     @property
     def tracer(self) -> Tracer:
@@ -123,11 +128,9 @@ class Telemetry:
                 id_generator=self.ids,
                 shutdown_on_exit=False,
             )
-            of = self.settings
-            self._sender = Sender(
-                self.exporter, of.queue_spans, Guard(), interval_s=of.send_every_s
-            )
-            self._provider.add_span_processor(RequestProcessor(self._sender, keeper))
+            sender = self.background.sender
+            sender.start()
+            self._provider.add_span_processor(RequestProcessor(sender, keeper))
         return self._provider.get_tracer(sc.SCOPE_NAME)
 
     def reopened(self) -> "Telemetry":
@@ -136,18 +139,31 @@ class Telemetry:
         An exporter's connection must not be shared with the parent.
         """
         pid = Resource({sc.PROCESS_PID: os.getpid()})
-        exporter = make_exporter() if self.exporter is not None else None
         resource = self.resource.merge(pid)
-        return Telemetry(resource, exporter, settings=self.settings, sampler=self.sampler)
+        ours = self.background
+        background = _open_background(ours.settings, ours.shared, ours.exporter is not None)
+        return Telemetry(resource, None, None, self.settings, self.sampler, background)
 
     def shutdown(self, timeout_s: float = 2.0) -> None:
         """Send what is buffered, waiting at most about `timeout_s`, and close."""
-        if self._sender is not None:
-            self._sender.finish(timeout_s)
-            if self._sender.dropped:
-                _log.warning("pdtrace: spans dropped: %s", dict(self._sender.dropped))
-        if self.exporter is not None:
-            self.exporter.shutdown()
+        self.background.close(timeout_s)
+
+
+_running: dict[object, Background] = {}
+"""Those that are shared, by what they were made from."""
+
+
+def _open_background(settings: Settings, shared: bool, traced: bool) -> Background:
+    """A background with an exporter if `traced`; if `shared`, the one that this process has."""
+    if not shared:
+        return Background(make_exporter() if traced else None, settings)
+    variables = sorted(item for item in os.environ.items() if item[0].startswith("OTEL_"))
+    key = (os.getpid(), settings, traced, *variables)
+    found = _running.get(key)
+    if found is None or found.closed:
+        exporter = make_exporter() if traced else None
+        found = _running[key] = Background(exporter, settings, shared=True)
+    return found
 
 
 def open_provider(
@@ -155,17 +171,19 @@ def open_provider(
     resource_attributes: Mapping[str, AttributeValue] | None = None,
     id_generator: IdGenerator | None = None,
     settings: Settings | None = None,
+    shared: bool = False,
 ) -> Telemetry:
     """Telemetry of this process; without `settings` those of the environment.
 
-    Raises `ConfigurationError` for a setting that cannot be used.
+    `shared`: with the threads and the exporter of others in this process that asked for it. Raises
+    `ConfigurationError` for a setting that cannot be used.
     """
     settings = settings or read_settings()
     sampler = make_sampler(settings)
-    exporter = make_exporter() if wanted(settings) else None
-    if settings.enabled and exporter is None:
+    background = _open_background(settings, shared, wanted(settings))
+    if settings.enabled and background.exporter is None:
         _log.warning(
             "pdtrace: switched on, but nothing is traced: OTEL_EXPORTER_OTLP_ENDPOINT is not set"
         )
     resource = make_resource(role, resource_attributes)
-    return Telemetry(resource, exporter, id_generator, settings, sampler)
+    return Telemetry(resource, None, id_generator, settings, sampler, background)

@@ -1,39 +1,31 @@
 """The hot path: one clock read and one append per event, on whatever thread has it.
 
-Everything else happens on two background threads of this process: one turns events into spans, one
-sends spans (see `sender`). The buffer is bounded and the newest event is dropped when it is full,
+Everything else happens on two threads of the process (see `background`): one turns events into
+spans, one sends spans. The buffer is bounded and the newest event is dropped when it is full,
 because the older ones complete requests that are known already; nothing here blocks, and every loss
 is counted. An endpoint that does not answer holds up the sender alone.
 """
 
 import atexit
-import logging
 import os
-import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
-from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.assembly import Assembler
 from pdtrace.tracing.clock import Clock
 from pdtrace.tracing.encode import give_way
 from pdtrace.tracing.events import Event, EventKind
 from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.provider import Telemetry
-from pdtrace.tracing.sender import Sender
 
-_log = logging.getLogger("pdtrace")
 _HAND_OVER_SPANS: Final = 512
-_LONGEST_POLL_S: Final = 1.0
 _REFRESH_S: Final = 1.0
-_LONGEST_SWEEP_S: Final = 10.0
-_REPORT_S: Final = 60.0
 # The thread gives the interpreter away after so many events, so that an engine's thread never
 # waits a whole switch interval for it.
 _SLICE_EVENTS: Final = 32
@@ -86,16 +78,14 @@ class Recorder:
         self.ignored: Counter[str] = Counter()
         """What is no request of anybody's and was left out on purpose: no loss."""
         self.recorded = 0
+        self.closed = False
         self._telemetry = telemetry
         self._capacity = settings.buffer_events
-        limit_s = min(settings.span_limit_s, settings.decode_limit_s)
-        self._sweep_s = min(_LONGEST_SWEEP_S, limit_s / 4)
-        self._poll_s = min(_LONGEST_POLL_S, settings.send_every_s / 2, self._sweep_s)
         self._events: deque[Event] = deque()
         self._buffer_full = [0]
         self.record: Record = make_record(self._events, self._capacity, self.now, self._buffer_full)
         self._absent = absent
-        self._last_refresh = self._last_sweep = self._last_report = time.monotonic()
+        self._last_refresh = time.monotonic()
         self._begin(start)
         if start:
             _keep_through_fork_and_exit(self)
@@ -113,73 +103,58 @@ class Recorder:
 
     @property
     def exported(self) -> int:
-        """Spans that the endpoint has taken."""
+        """Spans of this process that the endpoint has taken."""
         return self._sender.exported
 
     def flush(self) -> None:
         """Turn all events so far into spans and export them, in the caller's thread."""
-        with self._work:
+        with self._background.lock:
             self._drain()
             self._hand_over()
         self._sender.flush()
 
     def shutdown(self, timeout_s: float = 2.0) -> None:
         """End what is open, send what is buffered, wait at most about `timeout_s`. Idempotent."""
-        if self._stop.is_set():
+        if self.closed:
             return
-        self._stop.set()
         try:
-            with self._work:
+            with self._background.lock:
+                self.closed = True
                 self._drain()
                 self._assembler.close(self.now())
                 self._hand_over()
         except Exception:
             self.guard.failed("recorder")
-        self._sender.finish(timeout_s)
-        self._telemetry.shutdown()
-        self._report()
+        self._background.leave(timeout_s)
+
+    def work(self) -> None:
+        """Events so far become spans; a clock that is a second old is read again."""
+        self._drain()
+        if time.monotonic() - self._last_refresh >= _REFRESH_S:
+            self._last_refresh = time.monotonic()
+            self.clock.refresh()
+        self._hand_over()
+
+    def expire(self) -> None:
+        """End spans that have been open for too long."""
+        self._assembler.expire(self.now())
 
     def _begin(self, start: bool) -> None:
-        """Everything that a process has for itself: what is open, what waits, the threads."""
+        """What is open, and the threads behind it: a process has its own."""
         telemetry = self._telemetry
-        settings = telemetry.settings
         self._assembler = Assembler(
             telemetry.resource,
             telemetry.ids,
             _version(),
-            settings,
+            telemetry.settings,
             telemetry.sampler,
             absent=self._absent,
         )
-        self._sender = Sender(
-            telemetry.exporter, settings.queue_spans, self.guard, start, settings.send_every_s
-        )
-        self._work = threading.Lock()
-        self._stop = threading.Event()
+        self._background = telemetry.background
+        self._sender = self._background.sender
+        self._background.join(self)
         if start:
-            threading.Thread(target=self._run, name="pdtrace-recorder", daemon=True).start()
-
-    def _run(self) -> None:
-        stop = self._stop
-        while not stop.wait(self._poll_s):
-            try:
-                with self._work:
-                    self._tick(time.monotonic())
-            except Exception:
-                self.guard.failed("recorder")
-
-    def _tick(self, now_s: float) -> None:
-        self._drain()
-        if now_s - self._last_refresh >= _REFRESH_S:
-            self._last_refresh = now_s
-            self.clock.refresh()
-        if now_s - self._last_sweep >= self._sweep_s:
-            self._last_sweep = now_s
-            self._assembler.expire(self.now())
-        self._hand_over()
-        if now_s - self._last_report >= _REPORT_S:
-            self._last_report = now_s
-            self._report()
+            self._background.start()
 
     def _drain(self) -> None:
         while self._apply_slice():
@@ -206,41 +181,20 @@ class Recorder:
             self._sender.offer(finished)
             finished.clear()
 
-    def losses(self) -> dict[str, int]:
-        """Everything that was lost so far, by reason: events or spans."""
-        lost = {
-            "buffer_full": self._buffer_full[0],
-            **self.dropped,
-            **self._assembler.counts,
-            **self._sender.dropped,
-        }
+    def lost(self) -> dict[str, int]:
+        """What was lost before it was offered to be sent, by reason: events or spans."""
+        lost = {"buffer_full": self._buffer_full[0], **self.dropped, **self._assembler.counts}
         return {reason: number for reason, number in lost.items() if number}
 
-    def _report(self) -> None:
-        """One line about losses and failing hooks; none while there are none."""
-        lost = self.losses()
-        lost.pop("no_endpoint", None)
-        parts = [f"{sc.METRIC_EVENTS_DROPPED}: {_listed(lost)}"] if lost else []
-        if self.guard.errors:
-            parts.append(f"{sc.METRIC_HOOK_ERRORS}: {_listed(self.guard.errors)}")
-        if parts:
-            _log.warning(
-                "pdtrace: %s: %d; %d spans exported; %s",
-                sc.METRIC_EVENTS_RECORDED,
-                self.recorded,
-                self.exported,
-                "; ".join(parts),
-            )
+    def losses(self) -> dict[str, int]:
+        """Everything that was lost so far, by reason; the sender's is that of the process."""
+        return {**self.lost(), **self._sender.dropped}
 
     def _restart_in_child(self) -> None:
         """After a fork only the forking thread lives on, and the parent keeps what it recorded."""
         self._events.clear()
         self._telemetry = self._telemetry.reopened()
         self._begin(start=True)
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
 
 
 def _version() -> str:
@@ -259,7 +213,7 @@ def _keep_through_fork_and_exit(recorder: Recorder) -> None:
 
     def in_child() -> None:
         alive = reference()
-        if alive is not None and not alive._stop.is_set():
+        if alive is not None and not alive.closed:
             alive._restart_in_child()
 
     def at_exit() -> None:

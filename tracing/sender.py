@@ -24,7 +24,7 @@ _BATCH_SPANS: Final = 512
 class Sender:
     """Sends what is offered within `interval_s`, or as soon as a whole batch waits.
 
-    `start` its thread. Without an exporter everything is dropped, as `no_endpoint`.
+    Its thread runs from `start` on. Without an exporter everything is dropped, as `no_endpoint`.
     """
 
     def __init__(
@@ -32,7 +32,6 @@ class Sender:
         exporter: SpanExporter | None,
         capacity: int,
         guard: Guard,
-        start: bool = True,
         interval_s: float = Settings().send_every_s,
     ) -> None:
         self.exported = 0
@@ -48,8 +47,10 @@ class Sender:
         self._offered = threading.Event()
         self._due = threading.Event()
         self._closed = threading.Event()
-        if start:
-            threading.Thread(target=self._run, name="pdtrace-sender", daemon=True).start()
+
+    def start(self) -> None:
+        """Start the thread; once."""
+        threading.Thread(target=self._run, name="pdtrace-sender", daemon=True).start()
 
     def offer(self, spans: Sequence[Finished]) -> None:
         """Queue spans; returns at once."""
@@ -71,14 +72,18 @@ class Sender:
             while not self._closed.is_set() and (batch := self._take()):
                 self._send(batch)
 
+    def drain(self, timeout_s: float) -> None:
+        """Send what waits, for at most about `timeout_s`."""
+        flusher = threading.Thread(target=self.flush, name="pdtrace-finish", daemon=True)
+        flusher.start()
+        flusher.join(timeout_s)
+
     def finish(self, timeout_s: float) -> None:
         """Send what waits, for at most about `timeout_s`, and nothing after that.
 
         What is not sent by then is dropped, as `not_sent`. Idempotent.
         """
-        flusher = threading.Thread(target=self.flush, name="pdtrace-finish", daemon=True)
-        flusher.start()
-        flusher.join(timeout_s)
+        self.drain(timeout_s)
         self._closed.set()
         self._due.set()
         self._offered.set()
