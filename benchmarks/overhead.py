@@ -2,14 +2,14 @@
 
     python benchmarks/overhead.py [--json] [--rounds 10] [--mode push] [--layout uni]
 
-A round starts three clusters of one prefill and one decode engine side by side: untraced, with
-pdtrace, and with vLLM's `--otlp-traces-endpoint`. They take turns, one request each, in the order
-A B C C B A, so that a machine whose speed changes from second to second is as fast for all. One
-request at a time also is the dearest case: nobody shares the cost of a step. CPU is that of the
-engines' processes from the first turn until the last span is sent, idle time between turns included
-(`uni`: one process an engine beside its API server's; `mp`: EngineCore and worker). A ratio is
-taken per round, of fresh processes; what is printed is the geometric mean over rounds with its 95 %
-t-interval.
+A round starts two clusters of one prefill and one decode engine side by side, one of them untraced;
+the other one is traced by pdtrace, and in the round's second half by vLLM's
+`--otlp-traces-endpoint`. They take turns, one request each, in the order A B B A, so that a machine
+whose speed changes from second to second is as fast for both. One request at a time also is the
+dearest case: nobody shares the cost of a step. CPU is that of EngineCore and worker processes from
+the first turn until the last span is sent, idle time included; `all_cpu` counts the API servers
+too, where vLLM's own spans are made. A ratio is taken per pair of clusters, of fresh processes;
+what is printed is the geometric mean over rounds with its 95 % t-interval.
 """
 
 import argparse
@@ -34,10 +34,9 @@ from pdtrace.connector.workload import WorkloadRequest, mixed_prompts, run_workl
 from pdtrace.tracing.settings import Settings, variable
 
 UNTRACED, OURS, VLLM = "untraced", "pdtrace", "vllm"
-ARMS: Final = (UNTRACED, OURS, VLLM)
 DEFAULTS: Final = {variable("send_every_s"): str(Settings().send_every_s)}
 """As in production; a local cluster sends more often."""
-METRICS: Final = ("cpu", "ttft", "tpot")
+METRICS: Final = ("cpu", "all_cpu", "ttft", "tpot")
 _SETTLE_S: Final = Settings().send_every_s + 2
 """After the last turn, until what it left to do (spans, frees) is done."""
 _T_975: Final = {
@@ -51,7 +50,7 @@ _T_975: Final = {
 class Load:
     """What each arm of a round gets: prompts of `short` to `long` words, `tokens` generated."""
 
-    turns: int = 60
+    turns: int = 40
     warm_up: int = 4
     short: int = 24
     long: int = 160
@@ -63,13 +62,15 @@ class Sample:
     """What the turns of one arm in one round gave."""
 
     cpu_ns: int = 0
+    all_cpu_ns: int = 0
     ttft_ns: list[int] = field(default_factory=list)
     tpot_ns: list[float] = field(default_factory=list)
 
     def value(self, metric: str) -> float:
         """CPU nanoseconds per request; geometric mean of TTFT and of TPOT, in nanoseconds."""
-        if metric == "cpu":
-            return self.cpu_ns / len(self.ttft_ns)
+        if metric in ("cpu", "all_cpu"):
+            spent = self.cpu_ns if metric == "cpu" else self.all_cpu_ns
+            return spent / len(self.ttft_ns)
         return statistics.geometric_mean(self.ttft_ns if metric == "ttft" else self.tpot_ns)
 
 
@@ -91,20 +92,14 @@ def process_cpu_ns(pid: int) -> int:
     return time.clock_gettime_ns((~pid << 3) | 2)
 
 
-def engine_pids(cluster: Cluster) -> list[int]:
-    """Processes that compute; with several to an engine its leader is the API server."""
-    alone = cluster.settings.layout == "uni"
-    return [
-        pid
+def cpu_ns(cluster: Cluster, api_servers: bool) -> int:
+    """CPU time so far of a cluster's engines; the leader of each one's processes serves the API."""
+    return sum(
+        process_cpu_ns(pid)
         for engine in cluster.engines
         for pid in members(engine.process.pid)
-        if alone or pid != engine.process.pid
-    ]
-
-
-def cpu_ns(cluster: Cluster) -> int:
-    """CPU time so far of a cluster's engines."""
-    return sum(map(process_cpu_ns, engine_pids(cluster)))
+        if api_servers or pid != engine.process.pid
+    )
 
 
 def turn(cluster: Cluster, prompt: str, tokens: int, sample: Sample) -> None:
@@ -120,27 +115,44 @@ def turn(cluster: Cluster, prompt: str, tokens: int, sample: Sample) -> None:
     sample.tpot_ns.append((result.e2e_ns - result.ttft_ns) / (result.token_count - 1))
 
 
+@dataclass(frozen=True)
+class Pair:
+    """What a traced and an untraced cluster gave that took turns."""
+
+    traced: Sample
+    plain: Sample
+
+    def ratio(self, metric: str) -> float:
+        """Traced to untraced."""
+        return self.traced.value(metric) / self.plain.value(metric)
+
+
+Round = dict[str, Pair]
+"""By who traces."""
+
+
 @contextlib.contextmanager
 def clusters(
-    server: EngineServer, mode: Mode, layout: Layout, run_dir: Path, first: int
+    server: EngineServer, arms: list[str], mode: Mode, layout: Layout, run_dir: Path
 ) -> Iterator[dict[str, Cluster]]:
-    """All arms at once; which one starts first changes with the round."""
-    order = [*ARMS[first % len(ARMS) :], *ARMS[: first % len(ARMS)]]
+    """Both at once, started in this order."""
     with contextlib.ExitStack() as stack:
         yield {
             arm: stack.enter_context(Cluster(settings(arm, mode, layout, run_dir), server))
-            for arm in order
+            for arm in arms
         }
 
 
-def run_round(found: dict[str, Cluster], load: Load, number: int) -> dict[str, Sample]:
-    """Warm every cluster up, then one prompt after the other to each arm: A B C C B A."""
-    prompts = mixed_prompts(number, load.warm_up + load.turns, load.short, load.long)
+def take_turns(found: dict[str, Cluster], load: Load, seed: int) -> dict[str, Sample]:
+    """Warm every cluster up, then one prompt after the other to each: A B B A."""
+    prompts = mixed_prompts(seed, load.warm_up + load.turns, load.short, load.long)
     for cluster in found.values():
         for prompt in prompts[: load.warm_up]:
             turn(cluster, prompt, load.tokens, Sample())
     samples = {arm: Sample() for arm in found}
-    before = {arm: cpu_ns(cluster) for arm, cluster in found.items()}
+    for arm, cluster in found.items():
+        samples[arm].cpu_ns = -cpu_ns(cluster, api_servers=False)
+        samples[arm].all_cpu_ns = -cpu_ns(cluster, api_servers=True)
     order = list(found)
     for prompt in prompts[load.warm_up :]:
         for arm in order:
@@ -148,7 +160,8 @@ def run_round(found: dict[str, Cluster], load: Load, number: int) -> dict[str, S
         order.reverse()
     time.sleep(_SETTLE_S)
     for arm, cluster in found.items():
-        samples[arm].cpu_ns = cpu_ns(cluster) - before[arm]
+        samples[arm].cpu_ns += cpu_ns(cluster, api_servers=False)
+        samples[arm].all_cpu_ns += cpu_ns(cluster, api_servers=True)
     return samples
 
 
@@ -164,17 +177,17 @@ def interval(ratios: list[float]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def summarize(rounds: list[dict[str, Sample]]) -> dict[str, object]:
-    """Ratios to untraced by arm and metric, and what an untraced request costs."""
+def summarize(rounds: list[Round]) -> dict[str, object]:
+    """Ratios to untraced by who traces and metric, and what an untraced request costs."""
     found: dict[str, object] = {"rounds": len(rounds)}
     for arm, prefix in ((OURS, ""), (VLLM, "vllm_")):
         for metric in METRICS:
-            ratios = [r[arm].value(metric) / r[UNTRACED].value(metric) for r in rounds]
-            found[f"{prefix}{metric}_ratio"] = interval(ratios)
+            found[f"{prefix}{metric}_ratio"] = interval([one[arm].ratio(metric) for one in rounds])
+    plain = [pair.plain for one in rounds for pair in one.values()]
     for metric in METRICS:
-        values = [r[UNTRACED].value(metric) for r in rounds]
+        values = [sample.value(metric) for sample in plain]
         found[f"untraced_{metric}_ms"] = statistics.median(values) / 1e6
-    found["requests_per_arm"] = sum(len(r[OURS].ttft_ns) for r in rounds)
+    found["requests_per_arm"] = sum(len(one[OURS].traced.ttft_ns) for one in rounds)
     return found
 
 
@@ -196,17 +209,22 @@ def measure(
     mode: Mode, layout: Layout, count: int, load: Load, told: Callable[[str], None]
 ) -> dict[str, object]:
     """All rounds; raises RuntimeError if a request fails, since then nothing is comparable."""
-    rounds = []
+    rounds: list[Round] = []
     with tempfile.TemporaryDirectory(prefix="pdtrace-overhead-") as scratch:
         run_dir = Path(scratch)
         env = {**ClusterSettings().base_env(None), **server_env()}
         with EngineServer(run_dir / "engine-server.log", env) as server:
             for number in range(count):
-                with clusters(server, mode, layout, run_dir / str(number), number) as found:
-                    rounds.append(run_round(found, load, number))
-                traced, plain = rounds[-1][OURS], rounds[-1][UNTRACED]
-                ratios = [f"{m} {traced.value(m) / plain.value(m):.4f}" for m in METRICS]
-                told(f"round {number + 1} of {count}: {', '.join(ratios)}")
+                rounds.append({})
+                for arm in (OURS, VLLM):
+                    # Which of two starts first changes with the round.
+                    arms = [UNTRACED, arm] if number % 2 == 0 else [arm, UNTRACED]
+                    where = run_dir / f"{number}-{arm}"
+                    with clusters(server, arms, mode, layout, where) as found:
+                        samples = take_turns(found, load, number)
+                    rounds[-1][arm] = pair = Pair(samples[arm], samples[UNTRACED])
+                    ratios = ", ".join(f"{m} {pair.ratio(m):.4f}" for m in METRICS)
+                    told(f"round {number + 1} of {count}, {arm}: {ratios}")
     return {"mode": mode, "layout": layout, **summarize(rounds)}
 
 

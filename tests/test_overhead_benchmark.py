@@ -32,18 +32,25 @@ def test_an_interval_over_rounds(overhead: ModuleType) -> None:
     assert found["high"] == pytest.approx(1.29920, abs=2e-5)
 
 
-def test_ratios_are_taken_within_a_round(overhead: ModuleType) -> None:
+def test_ratios_are_taken_within_a_pair(overhead: ModuleType) -> None:
     """A machine that is twice as slow in one round changes no ratio, and no interval."""
+
+    def sample(cost: float, speed: int) -> object:
+        cpu = int(cost * speed)
+        return overhead.Sample(cpu, 2 * cpu, [1000 * speed], [10.0 * speed])
+
     rounds = [
         {
-            arm: overhead.Sample(int(cost * speed), [int(1000 * speed)], [10.0 * speed])
-            for arm, cost in (("untraced", 1e6), ("pdtrace", 1.01e6), ("vllm", 1.1e6))
+            arm: overhead.Pair(sample(cost, speed), sample(1e6, speed))
+            for arm, cost in (("pdtrace", 1.01e6), ("vllm", 1.1e6))
         }
         for speed in (1, 2)
     ]
     found = overhead.summarize(rounds)
     assert found["cpu_ratio"] == pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
+    assert found["all_cpu_ratio"] == pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
     assert found["vllm_cpu_ratio"]["mid"] == pytest.approx(1.1)
     assert found["ttft_ratio"] == pytest.approx({"low": 1, "mid": 1, "high": 1})
     assert (found["rounds"], found["requests_per_arm"]) == (2, 2)
-    assert "pdtrace: cpu" in overhead.as_text(found)
+    assert found["untraced_all_cpu_ms"] == pytest.approx(3)
+    assert "pdtrace: all_cpu" in overhead.as_text(found)
