@@ -6,10 +6,12 @@ A round starts two clusters of one prefill and one decode engine side by side, o
 the other one is traced by pdtrace, and in the round's second half by vLLM's
 `--otlp-traces-endpoint`. They take turns, one request each, in the order A B B A, so that a machine
 whose speed changes from second to second is as fast for both. One request at a time also is the
-dearest case: nobody shares the cost of a step. CPU is that of EngineCore and worker processes from
-the first turn until the last span is sent, idle time included; `all_cpu` counts the API servers
-too, where vLLM's own spans are made. A ratio is taken per pair of clusters, of fresh processes;
-what is printed is the geometric mean over rounds with its 95 % t-interval.
+dearest case: nobody shares the cost of a step. Prefill engines run on the first core and decode
+engines on the last: two cores of a virtual machine are seldom equally fast. CPU is that of
+EngineCore and worker processes from the first turn until the last span is sent, idle time included;
+`all_cpu` counts the API servers too, where vLLM's own spans are made. A ratio is taken per pair of
+clusters, of fresh processes; what is printed is the geometric mean over rounds with its 95 %
+t-interval.
 """
 
 import argparse
@@ -17,6 +19,7 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import statistics
 import sys
 import tempfile
@@ -50,7 +53,7 @@ _T_975: Final = {
 class Load:
     """What each arm of a round gets: prompts of `short` to `long` words, `tokens` generated."""
 
-    turns: int = 40
+    turns: int = 48
     warm_up: int = 4
     short: int = 24
     long: int = 160
@@ -90,6 +93,17 @@ def settings(arm: str, mode: Mode, layout: Layout, run_dir: Path) -> ClusterSett
 def process_cpu_ns(pid: int) -> int:
     """CPU time of a whole process, threads that ended included (see clock_getcpuclockid(3))."""
     return time.clock_gettime_ns((~pid << 3) | 2)
+
+
+def pin(cluster: Cluster) -> None:
+    """Bind every thread of a cluster's engines to one core; those that start later inherit it."""
+    cores = sorted(os.sched_getaffinity(0))
+    for engine in cluster.engines:
+        core = cores[0] if engine in cluster.prefills else cores[-1]
+        for pid in members(engine.process.pid):
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(ProcessLookupError):  # a thread that has ended since
+                    os.sched_setaffinity(int(task.name), {core})
 
 
 def cpu_ns(cluster: Cluster, api_servers: bool) -> int:
@@ -147,6 +161,7 @@ def take_turns(found: dict[str, Cluster], load: Load, seed: int) -> dict[str, Sa
     """Warm every cluster up, then one prompt after the other to each: A B B A."""
     prompts = mixed_prompts(seed, load.warm_up + load.turns, load.short, load.long)
     for cluster in found.values():
+        pin(cluster)
         for prompt in prompts[: load.warm_up]:
             turn(cluster, prompt, load.tokens, Sample())
     samples = {arm: Sample() for arm in found}
