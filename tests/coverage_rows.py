@@ -56,7 +56,7 @@ GROUPS: Final[dict[str, tuple[Row, ...]]] = {
         Row("handshake-refused", "handshake refused (a wrong port)", BOTH),
         Row("registration-lost", "registration lost", PUSH),
         Row("transfer-failed", "WRITE or READ failed", BOTH),
-        Row("transfer-stopped", "the peer stands still in the middle of a transfer", PULL),
+        Row("transfer-stopped", "P or D stands still in the middle of a transfer", BOTH),
         Row("rank-failed", "one of several ranks failed", BOTH),
         Row("lease-expired", "lease expired before the transfer", BOTH),
         Row("registration-expired", "registration watchdog", PUSH),

@@ -4,7 +4,9 @@ every open span ends with the right error.
 In push D hears nothing of a failure on P: vLLM lets it wait for as long as its client does.
 """
 
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from faults import (
     P_UNREAD,
     SERVER_ERROR,
     WRITTEN,
+    Answer,
     Pair,
     fault,
     settings,
@@ -76,6 +79,53 @@ def test_a_write_that_fails(pair: Pair, directory: Path) -> None:
     at_d = waited(sc.ERROR_REGISTRATION_EXPIRED) | SENT
     pair.expect("unwritten", P_UNREAD | at_p | at_d)
     client.leave()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pair: Pair) -> Answer:
+    """What is answered when nobody stands still."""
+    return pair.hand_off("moving", LONG)
+
+
+def expect_long_write(pair: Pair, request_id: str, still_standing_ns: int) -> None:
+    """Every span ends well, and the WRITE, from its submission on, only after this instant."""
+    pair.expect(request_id, P_SERVED | D_SERVED | WRITTEN)
+    complete = pair.span(request_id, sc.SPAN_WRITE_COMPLETE)
+    assert complete.start_ns == pair.span(request_id, sc.SPAN_WRITE_SUBMIT).end_ns
+    assert complete.end_ns > still_standing_ns
+
+
+@pytest.mark.covers("transfer-stopped", "push", on="engines")
+def test_decode_that_stands_still_during_a_write(pair: Pair, undisturbed: Answer) -> None:
+    """The answer is the same and comes later; the WRITE is as long as D stood."""
+    answer = pair.decode_later("d-stands", pair.told("d-stands"), LONG)
+    pair.span("d-stands", sc.SPAN_REGISTRATION)
+    with stopped(pair.d):
+        pair.prefill("d-stands", LONG)
+        pair.span("d-stands", sc.SPAN_WRITE_SUBMIT)
+        still_standing_ns = time.time_ns()
+    assert answer.result() == undisturbed
+    expect_long_write(pair, "d-stands", still_standing_ns)
+
+
+@pytest.mark.covers("transfer-stopped", "push", on="engines")
+def test_prefill_that_stands_still_during_its_write(pair: Pair, undisturbed: Answer) -> None:
+    """D serves others meanwhile, and answers when P goes on.
+
+    D stands first, so that P is sure to be stopped before it is done.
+    """
+    answer = pair.decode_later("p-stands", pair.told("p-stands"), LONG)
+    pair.span("p-stands", sc.SPAN_REGISTRATION)
+    with ExitStack() as standing:
+        with stopped(pair.d):
+            pair.prefill("p-stands", LONG)
+            pair.span("p-stands", sc.SPAN_WRITE_SUBMIT)
+            standing.enter_context(stopped(pair.p))
+        assert pair.decode("meanwhile", None).status == 200
+        assert not answer.done()
+        still_standing_ns = time.time_ns()
+    assert answer.result() == undisturbed
+    expect_long_write(pair, "p-stands", still_standing_ns)
 
 
 @pytest.mark.covers("registration-expired", "push", on="engines")
