@@ -54,11 +54,11 @@ class KvWaits:
         self._recorder.record(ev.KV_COMPLETE, request_id, data)
 
     def load_error(self, leg: Leg) -> str:
-        """Why the load of a leg failed; D's own part in push is to register."""
+        """Why the load of a leg failed; D's own part in push is to register, others read."""
         if leg.failure:
             return leg.failure
-        push = self._mode == sc.MODE_PUSH
-        return sc.ERROR_REGISTRATION_FAILED if push else sc.ERROR_READ_FAILED
+        registers = self._mode == sc.MODE_PUSH and leg.role is DECODE
+        return sc.ERROR_REGISTRATION_FAILED if registers else sc.ERROR_READ_FAILED
 
     def take_failed(self) -> list[tuple[Leg, int, str]]:
         """Those that `failed`, and why; each is given out once."""

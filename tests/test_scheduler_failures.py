@@ -62,6 +62,22 @@ def test_a_failed_load_that_fails_the_request(
     assert engine.spans()[1:] == [span(sc.SPAN_KV_WAIT, 20, 40, mode, errored(error))]
 
 
+def test_a_failed_load_without_a_handoff_registered_nothing() -> None:
+    """Another connector beside push could not load what it had promised."""
+    engine, leg = Engine("push"), request({})
+    engine.arrive(10, leg)
+    engine.attempt(15, leg)
+    engine.allocate(20, leg, 4)
+    engine.step(21)
+    engine.finish(40, leg, RequestStatus.FINISHED_ERROR)
+    engine.output(41, None, finished_recving={ID}, failed_recving={ID})
+    failed = {sc.ERROR_TYPE: sc.ERROR_READ_FAILED}
+    assert engine.spans() == [
+        span(sc.SPAN_PREFILL_QUEUE, 10, 20, "none", {}),
+        span(sc.SPAN_KV_WAIT, 20, 40, "none", failed),
+    ]
+
+
 def test_a_failed_load_is_known_where_vllm_names_only_blocks() -> None:
     """Before vLLM 0.30 the output has no `failed_recving`: the worker's own note tells."""
     engine, leg = Engine("pull"), request(DECODE)
