@@ -1,5 +1,5 @@
 """Runs inside an engine of a test (`ClusterSettings.engine_setup`): makes hooks fail, keeps what is
-sent to peers.
+sent to peers, lets NIXL lose heartbeats.
 
 The directory that `TEST_RIG` names is the only link to the test:
 
@@ -18,6 +18,9 @@ from typing import Any
 
 import nixl._api
 import zmq
+from vllm.distributed.kv_transfer.kv_connector.v1.nixl.base_scheduler import (
+    NixlBaseConnectorScheduler,
+)
 
 from pdtrace.connector.worker import WorkerHooks
 from pdtrace.tracing.guard import Guard
@@ -28,6 +31,10 @@ SIDE_CHANNEL = ("nixl_handshake_listener", "vllm-nixl-handshake-initiator")
 
 class InjectedError(Exception):
     """A hook was told to fail."""
+
+
+class LostHeartbeat(Exception):
+    """In the place of what NIXL raises when it cannot send."""
 
 
 def append(name: str, line: str) -> None:
@@ -74,6 +81,26 @@ def break_hooks() -> None:
     hooks.take_notes = breakable("notes", take_notes)
 
 
+def lose_heartbeats() -> None:
+    """D sends one with each step that has somebody to wait for, and vLLM goes on without it."""
+    agent: Any = nixl._api.nixl_agent
+    scheduler: Any = NixlBaseConnectorScheduler
+    send_notif, on_new_request = agent.send_notif, scheduler.on_new_request
+
+    @functools.wraps(send_notif)
+    def lossy(self: Any, name: str, notif_msg: bytes, *args: Any) -> Any:
+        if notif_msg.startswith(b"HB:"):
+            raise LostHeartbeat
+        return send_notif(self, name, notif_msg, *args)
+
+    @functools.wraps(on_new_request)
+    def hasty(self: Any, request: Any) -> Any:
+        self._heartbeat_interval = 0
+        return on_new_request(self, request)
+
+    agent.send_notif, scheduler.on_new_request = lossy, hasty
+
+
 def keep(kind: str, method: Any, message_of: Any) -> Any:
     """The method, which first writes down what it is to send."""
 
@@ -111,4 +138,5 @@ def _part(_self: Any, data: Any, *_: Any, **__: Any) -> list[Any]:
 
 
 break_hooks()
+lose_heartbeats()
 keep_messages()

@@ -7,9 +7,12 @@ import json
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from multi_connector import multi_flags
 
 from pdtrace.connector.cluster import Cluster
 from pdtrace.connector.cluster_settings import ClusterSettings
@@ -36,6 +39,8 @@ PROMPTS = [f"{number} {SECRETS['prompt']} grey heron " * (6 + 4 * number) for nu
 OUTPUT_TOKENS = 6
 AT_THE_END = ("shutdown.", "release_dlist_handle.")
 """Hooks that only a stopping engine calls."""
+WITHOUT_HYBRID_MEMORY = "request_finished."
+"""Hooks that vLLM calls only where a neighbour in a MultiConnector has no hybrid memory."""
 ALL = "*"
 NONE = ""
 
@@ -107,7 +112,7 @@ class Driver:
     def all(self) -> None:
         """A cold pair with every hook failing, each hook alone, then none."""
         self.ask("cold", 0)
-        self.ask("refused", 0, max_tokens=-1)
+        self.refuse("refused")
         self.ask("without key", 0, headers={"Authorization": "Bearer nobody"})
         self.hand_over("unknown peer", remote_engine_id="nobody")
         for hook in self._run.hooks if self._run.traced else ():
@@ -117,6 +122,14 @@ class Driver:
         for number in range(len(PROMPTS)):
             self.ask(f"healthy-{number}", number)
 
+    def beside_a_store(self) -> None:
+        """All hooks at once, then those that no other engines call. No prompt comes twice."""
+        self.ask("cold", 0)
+        rare = [hook for hook in self._run.hooks if hook.startswith(WITHOUT_HYBRID_MEMORY)]
+        for number, hook in enumerate(rare, start=1):
+            self._run.say(hook)
+            self.ask(hook, number)
+
     def ask(
         self, label: str, number: int, headers: dict[str, str] | None = None, **more: Any
     ) -> None:
@@ -125,6 +138,11 @@ class Driver:
         assert url is not None
         body = self._body(number, **more)
         self._keep(label, number, post(url, body, rigged_id(label), headers))
+
+    def refuse(self, label: str) -> None:
+        """One request that D refuses; of P, which would hold blocks for it, nothing is asked."""
+        body = self._body(0, max_tokens=-1)
+        self._keep(label, 0, post(self._cluster.decodes[0].url, body, rigged_id(label)))
 
     def hand_over(self, label: str, **changed: Any) -> None:
         """One request leg by leg, D being told something else than what P said."""
@@ -166,22 +184,32 @@ class RiggedRuns:
     def __init__(self, directory: Path, server: EngineServer) -> None:
         self._directory = directory
         self._server = server
-        self._made: dict[tuple[Mode, bool], Rigged] = {}
+        self._made: dict[str, Rigged] = {}
 
     def get(self, mode: Mode, traced: bool) -> Rigged:
         """The run of one mode, traced or not."""
-        if (mode, traced) not in self._made:
-            self._made[mode, traced] = self._make(mode, traced)
-        return self._made[mode, traced]
+        name = f"{mode}-{'traced' if traced else 'untraced'}"
+        if name not in self._made:
+            self._made[name] = self._make(name, mode, Driver.all, traced=traced)
+        return self._made[name]
 
-    def _make(self, mode: Mode, traced: bool) -> Rigged:
-        directory = self._directory / f"{mode}-{'traced' if traced else 'untraced'}"
+    def get_beside_a_store(self, mode: Mode) -> Rigged:
+        """The traced run of one mode in a MultiConnector."""
+        name = f"{mode}-multi"
+        if name not in self._made:
+            child = {
+                "kv_connector": f"Nixl{mode.capitalize()}Connector",
+                "kv_connector_module_path": f"pdtrace.connector.{mode}",
+            }
+            flags = multi_flags(self._directory / name, child)
+            self._made[name] = self._make(name, mode, Driver.beside_a_store, **flags)
+        return self._made[name]
+
+    def _make(self, name: str, mode: Mode, drive: Callable[[Driver], None], **more: Any) -> Rigged:
+        directory = self._directory / name
         directory.mkdir()
-        run = Rigged(mode, traced, directory)
-        run.say(ALL)
         settings = ClusterSettings(
             mode=mode,
-            traced=traced,
             run_dir=directory / "run",
             store=directory / "store",
             prefix_caching=False,
@@ -193,8 +221,11 @@ class RiggedRuns:
                 "VLLM_API_KEY": SECRETS["API key of the environment"],
                 "PDTRACE_HOOK_ERROR_LIMIT": "1000000",
             },
+            **more,
         )
+        run = Rigged(mode, bool(settings.traced), directory)
+        run.say(ALL)
         with Cluster(settings, self._server) as cluster:
-            Driver(cluster, run).all()
+            drive(Driver(cluster, run))
             run.say("\n".join(hook for hook in run.hooks if hook.startswith(AT_THE_END)))
         return run

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from rigged_runs import PROMPTS, Rigged, RiggedRuns, rigged_id
+from rigged_runs import PROMPTS, WITHOUT_HYBRID_MEMORY, Mode, Rigged, RiggedRuns, rigged_id
 
 from pdtrace.analysis.store import read_spans
 from pdtrace.connector.compat import POINTS, installed_vllm, parsed
@@ -11,12 +11,7 @@ from pdtrace.tracing import semconv as sc
 
 pytestmark = pytest.mark.e2e
 
-MODES = ["push", "pull"]
-SILENT = re.compile(r"request_finished\.|send_notif\.raised:")
-"""Hooks that no request here calls; other tests do, under MultiConnector and on NIXL agents.
-
-One is for a child without hybrid memory, the other for a notification that NIXL cannot send.
-"""
+MODES: list[Mode] = ["push", "pull"]
 WHOLE = {
     sc.SPAN_REQUEST, sc.SPAN_LEG, sc.SPAN_PREFILL_QUEUE, sc.SPAN_PREFILL, sc.SPAN_PREFILL_END,
     sc.SPAN_LEASE, sc.SPAN_DECODE_ADMISSION, sc.SPAN_KV_WAIT, sc.SPAN_DECODE_START,
@@ -46,13 +41,19 @@ def hook_points(mode: str) -> set[str]:
     return {point.method for point in points}
 
 
+def rare(run: Rigged) -> set[str]:
+    """The hooks that only a neighbour without hybrid memory lets vLLM call."""
+    found = {hook for hook in run.hooks if hook.startswith(WITHOUT_HYBRID_MEMORY)}
+    assert found
+    return found
+
+
 @pytest.mark.covers("failing-hook", "push", "pull", on="engines")
 def test_every_hook_has_failed_and_no_answer_differs(run: Rigged, rigged: RiggedRuns) -> None:
     """All at once on a cold pair, then each alone: the same tokens and the same status codes."""
     untraced = rigged.get(run.mode, traced=False)
     assert {hook.partition(".")[0] for hook in run.hooks} == hook_points(run.mode) | {"notes"}
-    silent = {hook for hook in run.hooks if SILENT.match(hook)}
-    assert set(run.hooks) - set(run.lines("raised")) == silent
+    assert set(run.hooks) - set(run.lines("raised")) == rare(run)
     for label, answer in run.answers.items():
         alike = label if label in untraced.answers else f"healthy-{answer[0]}"
         assert answer == untraced.answers[alike], label
@@ -63,6 +64,17 @@ def test_every_hook_has_failed_and_no_answer_differs(run: Rigged, rigged: Rigged
         label: run.answers[label][1] for label in ("refused", "without key", "unknown peer")
     }
     assert statuses == {"refused": 400, "without key": 401, "unknown peer": 500}
+
+
+@pytest.mark.covers("failing-hook", "push", "pull", on="engines")
+@pytest.mark.parametrize("mode", MODES)
+def test_hooks_that_a_neighbour_brings_have_failed(mode: Mode, rigged: RiggedRuns) -> None:
+    """In a MultiConnector, beside a store: the same answers as of untraced NIXL alone."""
+    run, untraced = rigged.get_beside_a_store(mode), rigged.get(mode, traced=False)
+    assert rare(run) <= set(run.lines("raised"))
+    assert [number for number, *_ in run.answers.values()] == list(range(1 + len(rare(run))))
+    for label, answer in run.answers.items():
+        assert answer == untraced.answers[f"healthy-{answer[0]}"], label
 
 
 @pytest.mark.covers("failing-hook", "push", "pull", on="engines")

@@ -1,6 +1,5 @@
 """Connectors other than NIXL, and NIXL inside MultiConnector, on real engines."""
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 from engines import complete, text
+from multi_connector import connector_flag, multi_flags
 
 from pdtrace.analysis.records import SpanRecord
 from pdtrace.analysis.store import read_spans
@@ -53,11 +53,6 @@ def serve(settings: ClusterSettings, server: EngineServer, prompts: list[str]) -
             for number, prompt in enumerate(prompts)
         ]
     return Seen([text(answer) for answer in answers], list(read_spans([cluster.store]).records))
-
-
-def connector_flag(**config: Any) -> str:
-    """`--kv-transfer-config`; the last one given counts."""
-    return f"--kv-transfer-config={json.dumps(config)}"
 
 
 def alone(tmp_path: Path, **config: Any) -> ClusterSettings:
@@ -106,29 +101,8 @@ def test_a_connector_with_hybrid_memory(engine_server: EngineServer, tmp_path: P
 
 def multi(tmp_path: Path, mode: Mode, child: dict[str, Any], **more: Any) -> ClusterSettings:
     """MultiConnector with a NIXL child and, on each engine, a store of its own."""
-    flags = []
-    for name, role in (("prefill-0", "kv_producer"), ("decode-0", "kv_consumer")):
-        store = {
-            "kv_connector": "ExampleConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / f"kv-{name}")},
-        }
-        connectors = [{"kv_role": role, **child}, store]
-        flags.append(
-            connector_flag(
-                kv_connector="MultiConnector",
-                kv_role=role,
-                engine_id=name,
-                kv_connector_extra_config={"connectors": connectors},
-            )
-        )
     return ClusterSettings(
-        mode=mode,
-        prefill_flags=(flags[0],),
-        decode_flags=(flags[1],),
-        run_dir=tmp_path,
-        prefix_caching=False,
-        **more,
+        mode=mode, run_dir=tmp_path, prefix_caching=False, **multi_flags(tmp_path, child), **more
     )
 
 
