@@ -138,6 +138,8 @@ class SchedulerHooks:
 
     def _promote(self, leg: Leg) -> None:
         self._complete.pop(leg.request.request_id, None)
+        # Still there only if the hook failed that is told of the KV.
+        self._waits.waiting.pop(leg.request.request_id, None)
         if leg.load_failed or leg.role is not DECODE:
             self._schedule_prompt(leg, ev.PROMPT_SCHEDULED)
         else:

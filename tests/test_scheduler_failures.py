@@ -119,6 +119,28 @@ def test_a_late_registration_ends_the_waiting_and_not_the_request() -> None:
     ]
 
 
+def test_kv_that_a_failing_hook_did_not_hear_of_is_not_late() -> None:
+    """What is scheduled has its KV, and vLLM's watchdog has forgotten it for that."""
+    engine, leg = Engine("push"), request(DECODE)
+    engine.hooks._waits.deadlines = deadlines = {ID: 30.0}
+    engine.arrive(10, leg)
+    engine.allocate(20, leg, 4)
+    engine.step(21)
+    deadlines.clear()
+    engine.allocate(40, leg, 0)
+    engine.step(41, r=1)
+    leg.append_output_token_ids(1)
+    engine.output(50)
+    engine.finish(60, leg)
+    named = {found["name"]: found["attributes"].get(sc.ERROR_TYPE) for found in engine.spans()}
+    assert named == {
+        sc.SPAN_DECODE_ADMISSION: None,
+        sc.SPAN_FIRST_DECODE: None,
+        sc.SPAN_DECODE: None,
+        sc.SPAN_KV_WAIT: sc.ERROR_ABANDONED,
+    }
+
+
 def test_a_registration_that_could_not_be_sent_names_the_cause_when_it_is_late() -> None:
     """The watchdog is when vLLM gives up, not why."""
     engine, leg = Engine("push"), request(DECODE)
