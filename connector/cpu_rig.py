@@ -20,6 +20,9 @@ THREAD_ENV: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 ENGINE_ENV: Final = {
     **THREAD_ENV,
+    # Several ranks each compile vLLM's embedding in C++ at their first pass, half a minute of both
+    # cores, whatever `--enforce-eager` says.
+    "TORCH_COMPILE_DISABLE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "UCX_NET_DEVICES": "lo",
     "VLLM_HOST_IP": "127.0.0.1",
@@ -49,6 +52,7 @@ def apply() -> None:
     """All remedies, in the engine's own process."""
     give_way()
     calm_progress_thread()
+    calm_queues()
     keep_affinity()
     fork_workers()
     inspect_model_here()
@@ -81,6 +85,16 @@ def calm_progress_thread() -> None:
             super().__setattr__(name, PROGRESS_DELAY_US if name == "pthrDelay" else value)
 
     api.nixlBind.nixlAgentConfig = PatientConfig
+
+
+def calm_queues() -> None:
+    """Let readers of vLLM's shared-memory queues sleep at once; they spin for a second after each
+    message, and with several workers leave nothing to those that compute."""
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    condition: Any = SpinCondition
+    *others, _ = condition.__init__.__defaults__
+    condition.__init__.__defaults__ = (*others, 0.0)
 
 
 def keep_affinity() -> None:
