@@ -52,7 +52,6 @@ def apply() -> None:
     """All remedies, in the engine's own process."""
     give_way()
     calm_progress_thread()
-    calm_queues()
     keep_affinity()
     fork_workers()
     inspect_model_here()
@@ -85,16 +84,6 @@ def calm_progress_thread() -> None:
             super().__setattr__(name, PROGRESS_DELAY_US if name == "pthrDelay" else value)
 
     api.nixlBind.nixlAgentConfig = PatientConfig
-
-
-def calm_queues() -> None:
-    """Let readers of vLLM's shared-memory queues sleep at once; they spin for a second after each
-    message, and with several workers leave nothing to those that compute."""
-    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
-
-    condition: Any = SpinCondition
-    *others, _ = condition.__init__.__defaults__
-    condition.__init__.__defaults__ = (*others, 0.0)
 
 
 def keep_affinity() -> None:
