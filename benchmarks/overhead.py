@@ -53,7 +53,7 @@ _T_975: Final = {
 class Load:
     """What each arm of a round gets: prompts of `short` to `long` words, `tokens` generated."""
 
-    turns: int = 36
+    turns: int = 28
     warm_up: int = 4
     short: int = 24
     long: int = 160
