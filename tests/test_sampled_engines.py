@@ -7,6 +7,7 @@ import http.client
 import json
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from itertools import count, islice
 from pathlib import Path
@@ -59,13 +60,28 @@ class Seen(NamedTuple):
     errors: dict[str, set[object]]
     ended: list[int | None]
     """How each engine ended."""
+    unwanted: list[str]
+    """Requests that were not sampled, and not slow either."""
 
 
 WANTED = list(islice(ids("wanted", True), 3))
-UNWANTED = list(islice(ids("unwanted", False), 3))
+UNWANTED = list(islice(ids("unwanted", False), 12))
 LEFT = next(ids("left", False))
 SLOW = next(ids("slow", False))
 LAST = next(ids("last", True))
+
+
+def quick(cluster: Cluster, wanted: int) -> list[str]:
+    """Send requests that are not sampled until so many were not slow: a busy machine has those."""
+    found: list[str] = []
+    for request_id in UNWANTED:
+        began = time.monotonic()
+        complete(cluster.router_url or "", cluster.model, request_id, request_id, max_tokens=4)
+        if time.monotonic() - began < SLOW_S:
+            found.append(request_id)
+        if len(found) == wanted:
+            break
+    return found
 
 
 def leave(cluster: Cluster, request_id: str) -> None:
@@ -136,8 +152,9 @@ def seen(
     )
     with Cluster(settings, engine_server) as cluster:
         url = cluster.router_url or ""
-        for number, request_id in enumerate(WANTED + UNWANTED):
+        for number, request_id in enumerate(WANTED):
             complete(url, cluster.model, f"{number} or so", request_id, max_tokens=4)
+        unwanted = quick(cluster, 3)
         leave(cluster, LEFT)
         stand_still(cluster, SLOW)
         complete(url, cluster.model, "the last one", LAST, max_tokens=4)
@@ -154,13 +171,14 @@ def seen(
         names.setdefault(request_id, set()).add(record.name)
         if record.status == 2:
             errors.setdefault(request_id, set()).add(record.attributes.get(sc.ERROR_TYPE))
-    return Seen(mode, roles, names, errors, ended)
+    return Seen(mode, roles, names, errors, ended, unwanted)
 
 
 def test_all_sides_export_the_same_requests_and_only_those(seen: Seen) -> None:
     """Router, P and D each have every sampled request and none of the others."""
     assert {i: seen.roles.get(i) for i in WANTED} == dict.fromkeys(WANTED, ROLES)
-    assert {i: seen.roles.get(i) for i in UNWANTED} == dict.fromkeys(UNWANTED, None)
+    assert len(seen.unwanted) == 3
+    assert {i: seen.roles.get(i) for i in seen.unwanted} == dict.fromkeys(seen.unwanted, None)
 
 
 def test_a_sampled_request_has_all_its_spans(seen: Seen) -> None:
