@@ -6,23 +6,16 @@ from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.resources import Resource
+from recorder_threads import eventually, one_request
 
 from pdtrace.analysis.collect import Collector
 from pdtrace.analysis.store import read_spans
-from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.background import Background
 from pdtrace.tracing.provider import Telemetry, open_provider
 from pdtrace.tracing.recorder import Recorder
 from pdtrace.tracing.settings import Settings
 from pdtrace.tracing.testing import CapturingExporter, CountedIds
-
-
-def request(recorder: Recorder, name: str) -> None:
-    """A request with one span."""
-    recorder.record(ev.OPENED, name, ev.RequestContext("", name, {}))
-    recorder.record(ev.PREFILL_ARRIVED, name)
-    recorder.record(ev.PREFILL_SCHEDULED, name)
 
 
 @pytest.fixture
@@ -51,11 +44,11 @@ def test_recorders_of_one_process_share_threads_and_connection(
     assert worker._background is scheduler._background
     assert ours() == sorted([*before, "pdtrace-recorder", "pdtrace-sender"])
 
-    request(scheduler, "a")
-    request(worker, "a")
+    one_request(scheduler, "a")
+    one_request(worker, "a")
     worker.shutdown()
     assert not scheduler._background.closed
-    request(scheduler, "b")
+    one_request(scheduler, "b")
     scheduler.shutdown()
     assert scheduler._background.closed
     records = read_spans([tmp_path]).records
@@ -95,8 +88,31 @@ def test_a_recorder_that_fails_does_not_keep_the_others_from_working() -> None:
     )
     broken.clock.refresh = broken.clock.mono_ns = None  # type: ignore[method-assign, assignment]
     broken._last_refresh = 0
-    request(sound, "a")
+    one_request(sound, "a")
     background._tick(0)
     background.sender.flush()
     assert [span.name for span in exporter.spans] == [sc.SPAN_PREFILL_QUEUE]
     assert (broken.guard.errors, sound.guard.errors) == ({"recorder": 1}, {})
+
+
+def test_a_report_that_fails_does_not_end_the_thread() -> None:
+    """Spans go on being made; the error is counted."""
+
+    class FakeForgetfulRecorder(Recorder):
+        """Injects a failure: cannot say what it lost."""
+
+        def lost(self) -> dict[str, int]:
+            """Raise."""
+            raise RuntimeError("injected")
+
+    exporter = CapturingExporter()
+    telemetry = Telemetry(Resource({}), exporter, CountedIds(), Settings(send_every_s=0.1))
+    background = telemetry.background
+    background._last_report = float("-inf")
+    recorder = FakeForgetfulRecorder(telemetry, start=False)
+    background.start()
+    eventually(lambda: background.guard.errors["background"] > 0)
+    one_request(recorder, "a")
+    eventually(lambda: exporter.spans)
+    background._stop.set()
+    background.sender.finish(1)

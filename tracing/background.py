@@ -26,7 +26,7 @@ _REPORT_S: Final = 60.0
 
 
 class Recording(Protocol):
-    """A recorder, as its background sees it; all but `closed` only while `lock` is held."""
+    """A recorder, as its background sees it; `work` and `expire` only while `lock` is held."""
 
     guard: Guard
     closed: bool
@@ -106,7 +106,8 @@ class Background:
         lost, errors = Counter(self.sender.dropped), Counter(self.guard.errors)
         for recorder in self._recorders:
             lost.update(recorder.lost())
-            errors.update(recorder.guard.errors)
+            # A copy is one step of the interpreter; engine threads add to the counter meanwhile.
+            errors.update(dict(recorder.guard.errors))
         del lost["no_endpoint"]
         parts = [f"{sc.METRIC_EVENTS_DROPPED}: {_listed(lost)}"] if lost else []
         if errors:
@@ -122,8 +123,11 @@ class Background:
 
     def _run(self) -> None:
         while not self._stop.wait(self._poll_s):
-            with self.lock:
-                self._tick(time.monotonic())
+            try:
+                with self.lock:
+                    self._tick(time.monotonic())
+            except Exception:
+                self.guard.failed("background")
 
     def _tick(self, now_s: float) -> None:
         sweeping = now_s - self._last_sweep >= self._sweep_s
