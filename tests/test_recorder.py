@@ -5,14 +5,14 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
+from recorder_threads import eventually, one_request
 
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
@@ -23,21 +23,6 @@ from pdtrace.tracing.testing import CapturingExporter, CountedIds, make_recorder
 
 SOON = Settings(send_every_s=0.1)
 """So that nobody waits for the threads."""
-
-
-def one_request(recorder: Recorder, request_id: str) -> None:
-    """A request with one span."""
-    recorder.record(ev.OPENED, request_id, ev.RequestContext("", request_id, {}))
-    recorder.record(ev.PREFILL_ARRIVED, request_id)
-    recorder.record(ev.PREFILL_SCHEDULED, request_id)
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Wait, bounded, until a condition of another thread holds."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "not within 60 s"
-        time.sleep(0.02)
 
 
 def test_a_full_buffer_drops_the_newest_and_counts() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
+from recorder_threads import eventually
 
 from pdtrace.analysis.collect import Collector
 from pdtrace.analysis.store import read_spans
@@ -33,14 +34,6 @@ from pdtrace.tracing.testing import CapturingExporter, make_recorder
 
 PROTOCOLS = ("grpc", "http/protobuf")
 Made = Callable[..., Recorder]
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Wait, bounded, until a condition of another thread holds."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "not within 60 s"
-        time.sleep(0.02)
 
 
 def request(recorder: Recorder, name: str) -> None:
