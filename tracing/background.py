@@ -53,7 +53,6 @@ class Background:
     ) -> None:
         self.exporter = exporter
         self.shared = shared
-        self.settings = settings
         self.guard = Guard(error_limit=settings.hook_error_limit)
         self.sender = Sender(exporter, settings.queue_spans, self.guard, settings.send_every_s)
         self.lock = threading.Lock()

@@ -140,8 +140,8 @@ class Telemetry:
         """
         pid = Resource({sc.PROCESS_PID: os.getpid()})
         resource = self.resource.merge(pid)
-        ours = self.background
-        background = _open_background(ours.settings, ours.shared, ours.exporter is not None)
+        shared, traced = self.background.shared, self.exporter is not None
+        background = _open_background(self.settings, shared, traced)
         return Telemetry(resource, None, None, self.settings, self.sampler, background)
 
     def shutdown(self, timeout_s: float = 2.0) -> None:
