@@ -15,6 +15,9 @@ PROGRESS_DELAY_US: Final = 1000
 
 NICENESS: Final = 19
 
+QUEUE_REST_S: Final = 0.0001
+"""Between two looks of a process that waits for another one of its engine."""
+
 THREAD_ENV: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Needed while the libraries load: a process that has started threads must not be forked."""
 
@@ -57,6 +60,7 @@ def apply() -> None:
     inspect_model_here()
     keep_heap_frozen()
     name_shared_memory()
+    rest_while_waiting()
 
 
 def give_way() -> None:
@@ -142,3 +146,17 @@ def name_shared_memory() -> None:
     prefix = shared_memory_prefix(os.getsid(0))
     namer: Any = shared_memory
     namer._make_filename = lambda: f"/{prefix}{secrets.token_hex(4)}"
+
+
+def rest_while_waiting() -> None:
+    """Sleep between looks into vLLM's shared-memory queues (`mp`) instead of yielding the core.
+
+    A loop of `sched_yield` in several processes on two cores keeps all others from running, of
+    whatever niceness, for a second at a time and now and then for half a minute (Linux 6.18).
+    """
+    import time
+
+    from vllm.distributed.device_communicators import shm_broadcast
+
+    queues: Any = shm_broadcast
+    queues.sched_yield = lambda: time.sleep(QUEUE_REST_S)
