@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import pytest
 from opentelemetry.sdk.trace.export import SpanExportResult
-from recorder_threads import eventually
+from recorder_threads import eventually, one_request
 
 from pdtrace.analysis.collect import Collector
 from pdtrace.analysis.store import read_spans
@@ -37,10 +37,8 @@ Made = Callable[..., Recorder]
 
 
 def request(recorder: Recorder, name: str) -> None:
-    """A request with one span."""
-    recorder.record(ev.OPENED, name, ev.RequestContext("", name, {}))
-    recorder.record(ev.PREFILL_ARRIVED, name)
-    recorder.record(ev.PREFILL_SCHEDULED, name)
+    """Four events, two spans."""
+    one_request(recorder, name)
     recorder.record(ev.PREFILL_FINISHED, name)
 
 
