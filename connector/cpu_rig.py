@@ -8,6 +8,7 @@ ourselves, before that process builds anything.
 import gc
 import os
 import secrets
+import time
 from typing import Any, Final
 
 PROGRESS_DELAY_US: Final = 1000
@@ -154,8 +155,6 @@ def rest_while_waiting() -> None:
     A loop of `sched_yield` in several processes on two cores keeps all others from running, of
     whatever niceness, for a second at a time and now and then for half a minute (Linux 6.18).
     """
-    import time
-
     from vllm.distributed.device_communicators import shm_broadcast
 
     queues: Any = shm_broadcast
