@@ -2,16 +2,17 @@
 
     python benchmarks/overhead.py [--json] [--rounds 10] [--mode push] [--layout uni]
 
-A round starts two clusters of one prefill and one decode engine side by side, one of them untraced;
-the other one is traced by pdtrace, and in the round's second half by vLLM's
-`--otlp-traces-endpoint`. They take turns, one request each, in the order A B B A, so that a machine
-whose speed changes from second to second is as fast for both. One request at a time also is the
-dearest case: nobody shares the cost of a step. Prefill engines run on the first core and decode
-engines on the last: two cores of a virtual machine are seldom equally fast. CPU is that of
-EngineCore and worker processes from the first turn until the last span is sent, idle time included;
-`all_cpu` counts the API servers too, where vLLM's own spans are made. A ratio is taken per pair of
-clusters, of fresh processes; what is printed is the geometric mean over rounds with its 95 %
-t-interval.
+Two clusters of one prefill and one decode engine run side by side, one of them untraced; the other
+one is traced by pdtrace, or by vLLM's `--otlp-traces-endpoint`. They take turns, one request each,
+in the order A B B A, so that a machine whose speed changes from second to second is as fast for
+both. Which of two clusters starts first makes it a few percent dearer or cheaper; a round therefore
+has two such pairs per arm, one started in either order, and its ratio is the geometric mean of
+theirs. One request at a time also is the dearest case: nobody shares the cost of a step. Prefill
+engines run on the first core and decode engines on the last: two cores of a virtual machine are
+seldom equally fast. CPU is that of EngineCore and worker processes from the first turn until the
+last span is sent, idle time included; `all_cpu` counts the API servers too, where vLLM's own spans
+are made. Every pair is of fresh processes; what is printed is the geometric mean over rounds with
+its 95 % t-interval.
 """
 
 import argparse
@@ -141,8 +142,13 @@ class Pair:
         return self.traced.value(metric) / self.plain.value(metric)
 
 
-Round = dict[str, Pair]
-"""By who traces."""
+Round = dict[str, tuple[Pair, Pair]]
+"""By who traces; in the first pair the untraced cluster started first, in the second one last."""
+
+
+def ratio(pairs: tuple[Pair, Pair], metric: str) -> float:
+    """Traced to untraced, without what the order of starting makes."""
+    return statistics.geometric_mean([pair.ratio(metric) for pair in pairs])
 
 
 @contextlib.contextmanager
@@ -180,6 +186,22 @@ def take_turns(found: dict[str, Cluster], load: Load, seed: int) -> dict[str, Sa
     return samples
 
 
+def take_pair(
+    server: EngineServer,
+    arms: list[str],
+    mode: Mode,
+    layout: Layout,
+    run_dir: Path,
+    load: Load,
+    seed: int,
+) -> Pair:
+    """Two fresh clusters, started in this order; one of `arms` is untraced."""
+    with clusters(server, arms, mode, layout, run_dir) as found:
+        samples = take_turns(found, load, seed)
+    (traced,) = (arm for arm in arms if arm != UNTRACED)
+    return Pair(samples[traced], samples[UNTRACED])
+
+
 def interval(ratios: list[float]) -> dict[str, float]:
     """Geometric mean of independent ratios and its 95 % interval by Student's t on logarithms."""
     logs = [math.log(ratio) for ratio in ratios]
@@ -197,12 +219,14 @@ def summarize(rounds: list[Round]) -> dict[str, object]:
     found: dict[str, object] = {"rounds": len(rounds)}
     for arm, prefix in ((OURS, ""), (VLLM, "vllm_")):
         for metric in METRICS:
-            found[f"{prefix}{metric}_ratio"] = interval([one[arm].ratio(metric) for one in rounds])
-    plain = [pair.plain for one in rounds for pair in one.values()]
+            found[f"{prefix}{metric}_ratio"] = interval([ratio(one[arm], metric) for one in rounds])
+    plain = [pair.plain for one in rounds for pairs in one.values() for pair in pairs]
     for metric in METRICS:
         values = [sample.value(metric) for sample in plain]
         found[f"untraced_{metric}_ms"] = statistics.median(values) / 1e6
-    found["requests_per_arm"] = sum(len(one[OURS].traced.ttft_ns) for one in rounds)
+    found["requests_per_arm"] = sum(
+        len(pair.traced.ttft_ns) for one in rounds for pair in one[OURS]
+    )
     return found
 
 
@@ -232,13 +256,15 @@ def measure(
             for number in range(count):
                 rounds.append({})
                 for arm in (OURS, VLLM):
-                    # Which of two starts first changes with the round.
-                    arms = [UNTRACED, arm] if number % 2 == 0 else [arm, UNTRACED]
                     where = run_dir / f"{number}-{arm}"
-                    with clusters(server, arms, mode, layout, where) as found:
-                        samples = take_turns(found, load, number)
-                    rounds[-1][arm] = pair = Pair(samples[arm], samples[UNTRACED])
-                    ratios = ", ".join(f"{m} {pair.ratio(m):.4f}" for m in METRICS)
+                    first, second = (
+                        take_pair(server, arms, mode, layout, where / arms[0], load, 2 * number + i)
+                        for i, arms in enumerate(([UNTRACED, arm], [arm, UNTRACED]))
+                    )
+                    rounds[-1][arm] = first, second
+                    ratios = ", ".join(
+                        f"{m} {first.ratio(m):.4f} and {second.ratio(m):.4f}" for m in METRICS
+                    )
                     told(f"round {number + 1} of {count}, {arm}: {ratios}")
     return {"mode": mode, "layout": layout, **summarize(rounds)}
 
