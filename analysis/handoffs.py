@@ -20,6 +20,7 @@ from pdtrace.analysis.attempts import (
 )
 from pdtrace.analysis.cone import Cone, earlier, first_known
 from pdtrace.analysis.evidence import clocks, flags
+from pdtrace.analysis.facts import facts
 from pdtrace.analysis.outcomes import outcomes
 from pdtrace.analysis.table import SpansTable
 from pdtrace.tracing import semconv
@@ -72,7 +73,7 @@ def join(
     row = row.assign(**foreign.fill(row, told))
     found = foreign.ranks(told, found, row.index)
     row["concurrent"] = _concurrent(cone, row)
-    row = row.assign(**_membership(cone, row), **_tokens(cone))
+    row = row.assign(**_membership(cone, row), **_tokens(cone), **facts(cone))
     row = row.assign(**_window(row)).assign(**_ways(row))
     handshakes = transfers.handshakes(cone, row)
     row = row.assign(**_names(cone, row), **clocks(cone, row["one_clock"], halfwidth_ns))

@@ -1,0 +1,49 @@
+"""What a request was, beside its times: model, sizes, caches, hosts, what was moved."""
+
+import pandas as pd
+
+from pdtrace.analysis import transfers
+from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
+from pdtrace.analysis.cone import Cone, first_known
+from pdtrace.tracing import semconv
+
+
+def facts(cone: Cone) -> dict[str, pd.Series]:
+    """Columns of the handoffs' rows: text ("" = not said) or nullable Int64.
+
+    `model`, `prefill_host`, `decode_host`; `input_tokens`; `prefill_cached_tokens` (P's prefix
+    cache), `external_tokens` (what D loaded: the rest of the prompt it had); `prefill_preemptions`,
+    `decode_preemptions`; `transfer_bytes`, `transfer_descriptors` over all ranks of the handoff.
+    """
+    spans = cone.spans
+    on = {side: spans[spans["side"] == side] for side in (SIDE_PREFILL, SIDE_DECODE)}
+    submit, complete = transfers.moves(cone)
+    return {
+        "model": cone.text("model", spans),
+        "prefill_host": cone.text("host", on[SIDE_PREFILL]),
+        "decode_host": cone.text("host", on[SIDE_DECODE]),
+        "input_tokens": _most(cone, spans, "input_tokens"),
+        "prefill_cached_tokens": _most(cone, on[SIDE_PREFILL], "cached_tokens"),
+        "external_tokens": _most(
+            cone, cone.named(semconv.SPAN_KV_WAIT, SIDE_DECODE), "external_tokens"
+        ),
+        "prefill_preemptions": _most(cone, on[SIDE_PREFILL], "preemptions"),
+        "decode_preemptions": _most(cone, on[SIDE_DECODE], "preemptions"),
+        **{
+            name: first_known(_over_ranks(cone, submit, name), _over_ranks(cone, complete, name))
+            for name in ("transfer_bytes", "transfer_descriptors")
+        },
+    }
+
+
+def _most(cone: Cone, rows: pd.DataFrame, column: str) -> pd.Series:
+    return cone.reduce(rows.dropna(subset=[column]), column, "max")
+
+
+def _over_ranks(cone: Cone, rows: pd.DataFrame, column: str) -> pd.Series:
+    """The sum over ranks, `<NA>` where one rank did not say."""
+    by_rank = rows.groupby(transfers.RANK)[column].max().reset_index()
+    total = by_rank.groupby("key")[column].sum()
+    known = by_rank[column].notna().groupby(by_rank["key"]).all()
+    found = total.astype("Int64").where(known).reindex(range(len(cone.requests)))
+    return found.set_axis(cone.requests)
