@@ -15,11 +15,11 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from pdtrace.analysis.handoffs import join
+from pdtrace.analysis.load import load
 from pdtrace.analysis.report_html import page
+from pdtrace.analysis.sources import SourceError
 from pdtrace.analysis.split import Split, split
-from pdtrace.analysis.store import SourceError, read_spans
-from pdtrace.analysis.table import SpansTable, build
+from pdtrace.analysis.table import SpansTable
 from pdtrace.cli.interrupt import stop_on_signals
 from pdtrace.cli.split_cmd import print_tables
 from pdtrace.connector.cluster import ClusterError
@@ -129,17 +129,16 @@ class _Bars:
 def _report(runs: list[DemoRun], out: Path, console: Console) -> list[str]:
     """Tables, page and what is wrong, one sentence each."""
     stores = [run.store for run in runs]
-    batch = read_spans(stores)
-    table = build(batch.records)
-    handoffs = join(table)
-    done = split(handoffs)
+    loaded = load(stores)
+    done = split(loaded.handoffs)
     print_tables(done, console)
     html = out / "report.html"
     html.write_text(
-        page(handoffs, done, [str(store) for store in stores], batch.notes), encoding="utf-8"
+        page(loaded.handoffs, done, [str(store) for store in stores], loaded.notes),
+        encoding="utf-8",
     )
     console.print(f"\nReport: {html}\nStores: {', '.join(map(str, stores))}", highlight=False)
-    faults = [fault for run in runs for fault in _faults(run, table, done)]
+    faults = [fault for run in runs for fault in _faults(run, loaded.table, done)]
     for run in runs:
         console.print(_agreement(run, done), highlight=False)
     return faults

@@ -12,12 +12,11 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from pdtrace.analysis import report
-from pdtrace.analysis.handoffs import Handoffs, join
+from pdtrace.analysis.load import Loaded, load
 from pdtrace.analysis.report_html import page
+from pdtrace.analysis.sources import SourceError
 from pdtrace.analysis.split import Split, split
-from pdtrace.analysis.store import SourceError, read_spans
 from pdtrace.analysis.summary import summarise
-from pdtrace.analysis.table import build
 
 app = typer.Typer(add_completion=False)
 
@@ -41,34 +40,26 @@ def split_command(
 
     Exit status: 0 all well, 1 nothing could be read, 3 the source said that its answer was cut.
     """
-    handoffs, notes, partial = _load(sources)
-    done = split(handoffs)
+    loaded = _load(sources)
+    done = split(loaded.handoffs)
     if html is not None:
-        _write(html, page(handoffs, done, [str(source) for source in sources], notes))
+        names = [str(source) for source in sources]
+        _write(html, page(loaded.handoffs, done, names, loaded.notes))
     if as_json:
         _print_json(done)
     else:
         print_tables(done, Console())
-    for note in notes:
+    for note in loaded.notes:
         typer.echo(f"note: {note}", err=True)
-    if partial:
+    if loaded.partial:
         raise typer.Exit(3)
 
 
-def _load(sources: list[Path]) -> tuple[Handoffs, list[str], bool]:
+def _load(sources: list[Path]) -> Loaded:
     try:
-        batch = read_spans(sources)
+        return load(sources)
     except SourceError as error:
         raise _failure(str(error)) from None
-    table = build(batch.records)
-    handoffs = join(table, partial=batch.partial)
-    if handoffs.requests.empty:
-        raise _failure(
-            f"{len(batch.records)} spans and none of pdtrace's own: nothing says which request "
-            "waited for what"
-        )
-    rejected = [f"rejected {count} of our spans: {why}" for why, count in table.rejected.items()]
-    return handoffs, [*batch.notes, *rejected], batch.partial
 
 
 def _print_json(done: Split) -> None:
