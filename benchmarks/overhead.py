@@ -2,17 +2,18 @@
 
     python benchmarks/overhead.py [--json] [--rounds 10] [--mode push] [--layout uni]
 
-Two clusters of one prefill and one decode engine run side by side, one of them untraced; the other
-one is traced by pdtrace, or by vLLM's `--otlp-traces-endpoint`. They take turns, one request each,
-in the order A B B A, so that a machine whose speed changes from second to second is as fast for
-both. Which of two clusters starts first makes it a few percent dearer or cheaper; a round therefore
-has two such pairs per arm, one started in either order, and its ratio is the geometric mean of
-theirs. One request at a time also is the dearest case: nobody shares the cost of a step. Prefill
-engines run on the first core and decode engines on the last: two cores of a virtual machine are
-seldom equally fast. CPU is that of EngineCore and worker processes from the first turn until the
-last span is sent, idle time included; `all_cpu` counts the API servers too, where vLLM's own spans
-are made. Every pair is of fresh processes; what is printed is the geometric mean over rounds with
-its 95 % t-interval.
+A round has four clusters of one prefill and one decode engine side by side: an untraced one, one
+traced by pdtrace, one by vLLM's `--otlp-traces-endpoint`, and a second untraced one. They take
+turns, one request each, forwards and then backwards, so that a machine whose speed changes from
+second to second is as fast for all. Which cluster starts first makes it a few percent dearer or
+cheaper; the traced ones therefore stand between the two untraced ones and change places from round
+to round, and a ratio is to the geometric mean of both untraced ones. The ratio of these two says
+what a difference of nothing looks like. One request at a time is the dearest case: nobody shares
+the cost of a step. Prefill engines run on the first core and decode engines on the last: two cores
+of a virtual machine are seldom equally fast. CPU is that of EngineCore and worker processes from
+the first turn until the last span is sent, so that of three idle turns too; `all_cpu` counts the
+API servers as well, where vLLM's own spans are made. Every round is of fresh processes; what is
+printed is the geometric mean over rounds with its 95 % t-interval.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -37,7 +38,8 @@ from pdtrace.connector.processes import EngineServer
 from pdtrace.connector.workload import WorkloadRequest, mixed_prompts, run_workload
 from pdtrace.tracing.settings import Settings, variable
 
-UNTRACED, OURS, VLLM = "untraced", "pdtrace", "vllm"
+OURS, VLLM = "pdtrace", "vllm"
+FIRST, LAST = "untraced-first", "untraced-last"
 DEFAULTS: Final = {variable("send_every_s"): str(Settings().send_every_s)}
 """As in production; a local cluster sends more often."""
 METRICS: Final = ("cpu", "all_cpu", "ttft", "tpot")
@@ -130,32 +132,29 @@ def turn(cluster: Cluster, prompt: str, tokens: int, sample: Sample) -> None:
     sample.tpot_ns.append((result.e2e_ns - result.ttft_ns) / (result.token_count - 1))
 
 
-@dataclass(frozen=True)
-class Pair:
-    """What a traced and an untraced cluster gave that took turns."""
-
-    traced: Sample
-    plain: Sample
-
-    def ratio(self, metric: str) -> float:
-        """Traced to untraced."""
-        return self.traced.value(metric) / self.plain.value(metric)
+Round = Mapping[str, Sample]
+"""By arm: what its cluster gave in one round."""
 
 
-Round = dict[str, tuple[Pair, Pair]]
-"""By who traces; in the first pair the untraced cluster started first, in the second one last."""
+def order_of(number: int) -> list[str]:
+    """The arms of a round in the order in which their clusters start and first take turns."""
+    between = [OURS, VLLM] if number % 2 == 0 else [VLLM, OURS]
+    return [FIRST, *between, LAST]
 
 
-def ratio(pairs: tuple[Pair, Pair], metric: str) -> float:
-    """Traced to untraced, without what the order of starting makes."""
-    return statistics.geometric_mean([pair.ratio(metric) for pair in pairs])
+def ratio(samples: Round, arm: str, metric: str) -> float:
+    """Of a traced arm to the untraced ones; of FIRST to LAST, which should be 1."""
+    if arm == FIRST:
+        return samples[FIRST].value(metric) / samples[LAST].value(metric)
+    plain = [samples[name].value(metric) for name in (FIRST, LAST)]
+    return samples[arm].value(metric) / statistics.geometric_mean(plain)
 
 
 @contextlib.contextmanager
 def clusters(
     server: EngineServer, arms: list[str], mode: Mode, layout: Layout, run_dir: Path
 ) -> Iterator[dict[str, Cluster]]:
-    """Both at once, started in this order."""
+    """All at once, started in this order."""
     with contextlib.ExitStack() as stack:
         yield {
             arm: stack.enter_context(Cluster(settings(arm, mode, layout, run_dir), server))
@@ -164,7 +163,7 @@ def clusters(
 
 
 def take_turns(found: dict[str, Cluster], load: Load, seed: int) -> dict[str, Sample]:
-    """Warm every cluster up, then one prompt after the other to each: A B B A."""
+    """Warm every cluster up, then one prompt after the other to each: A B C D D C B A."""
     prompts = mixed_prompts(seed, load.warm_up + load.turns, load.short, load.long)
     for cluster in found.values():
         pin(cluster)
@@ -186,22 +185,6 @@ def take_turns(found: dict[str, Cluster], load: Load, seed: int) -> dict[str, Sa
     return samples
 
 
-def take_pair(
-    server: EngineServer,
-    arms: list[str],
-    mode: Mode,
-    layout: Layout,
-    run_dir: Path,
-    load: Load,
-    seed: int,
-) -> Pair:
-    """Two fresh clusters, started in this order; one of `arms` is untraced."""
-    with clusters(server, arms, mode, layout, run_dir) as found:
-        samples = take_turns(found, load, seed)
-    (traced,) = (arm for arm in arms if arm != UNTRACED)
-    return Pair(samples[traced], samples[UNTRACED])
-
-
 def interval(ratios: list[float]) -> dict[str, float]:
     """Geometric mean of independent ratios and its 95 % interval by Student's t on logarithms."""
     logs = [math.log(ratio) for ratio in ratios]
@@ -214,32 +197,36 @@ def interval(ratios: list[float]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def summarize(rounds: list[Round]) -> dict[str, object]:
+def summarize(rounds: Sequence[Round]) -> dict[str, object]:
     """Ratios to untraced by who traces and metric, and what an untraced request costs."""
     found: dict[str, object] = {"rounds": len(rounds)}
-    for arm, prefix in ((OURS, ""), (VLLM, "vllm_")):
+    for arm, prefix in _PREFIXES.items():
         for metric in METRICS:
-            found[f"{prefix}{metric}_ratio"] = interval([ratio(one[arm], metric) for one in rounds])
-    plain = [pair.plain for one in rounds for pairs in one.values() for pair in pairs]
+            ratios = [ratio(samples, arm, metric) for samples in rounds]
+            found[f"{prefix}{metric}_ratio"] = interval(ratios)
+    plain = [samples[name] for samples in rounds for name in (FIRST, LAST)]
     for metric in METRICS:
         values = [sample.value(metric) for sample in plain]
         found[f"untraced_{metric}_ms"] = statistics.median(values) / 1e6
-    found["requests_per_arm"] = sum(
-        len(pair.traced.ttft_ns) for one in rounds for pair in one[OURS]
-    )
+    found["requests_per_arm"] = sum(len(samples[OURS].ttft_ns) for samples in rounds)
     return found
+
+
+_PREFIXES: Final = {OURS: "", VLLM: "vllm_", FIRST: "untraced_"}
+"""Of the keys of a ratio."""
+_WORDS: Final = {OURS: "pdtrace", VLLM: "vLLM's own spans", FIRST: "untraced, first to last"}
 
 
 def as_text(found: dict[str, object]) -> str:
     """A small table."""
     lines = [f"ratio to untraced, {found['rounds']} rounds, {found['requests_per_arm']} requests"]
-    lines.append(f"{'':<30}{'low':>9}{'mid':>9}{'high':>9}")
-    for arm, prefix in (("pdtrace", ""), ("vLLM's own spans", "vllm_")):
+    lines.append(f"{'':<34}{'low':>9}{'mid':>9}{'high':>9}")
+    for arm, prefix in _PREFIXES.items():
         for metric in METRICS:
             one = found[f"{prefix}{metric}_ratio"]
             assert isinstance(one, dict)
             cells = "".join(f"{one[key]:>9.4f}" for key in ("low", "mid", "high"))
-            lines.append(f"{f'{arm}: {metric}':<30}{cells}")
+            lines.append(f"{f'{_WORDS[arm]}: {metric}':<34}{cells}")
     untraced = ", ".join(f"{m} {found[f'untraced_{m}_ms']:.2f} ms" for m in METRICS)
     return "\n".join([*lines, f"untraced, per request: {untraced}"])
 
@@ -254,18 +241,12 @@ def measure(
         env = {**ClusterSettings().base_env(None), **server_env()}
         with EngineServer(run_dir / "engine-server.log", env) as server:
             for number in range(count):
-                rounds.append({})
-                for arm in (OURS, VLLM):
-                    where = run_dir / f"{number}-{arm}"
-                    first, second = (
-                        take_pair(server, arms, mode, layout, where / arms[0], load, 2 * number + i)
-                        for i, arms in enumerate(([UNTRACED, arm], [arm, UNTRACED]))
-                    )
-                    rounds[-1][arm] = first, second
-                    ratios = ", ".join(
-                        f"{m} {first.ratio(m):.4f} and {second.ratio(m):.4f}" for m in METRICS
-                    )
-                    told(f"round {number + 1} of {count}, {arm}: {ratios}")
+                where = run_dir / str(number)
+                with clusters(server, order_of(number), mode, layout, where) as found:
+                    rounds.append(take_turns(found, load, number))
+                for arm in _PREFIXES:
+                    ratios = ", ".join(f"{m} {ratio(rounds[-1], arm, m):.4f}" for m in METRICS)
+                    told(f"round {number + 1} of {count}, {_WORDS[arm]}: {ratios}")
     return {"mode": mode, "layout": layout, **summarize(rounds)}
 
 

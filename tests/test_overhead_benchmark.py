@@ -32,28 +32,32 @@ def test_an_interval_over_rounds(overhead: ModuleType) -> None:
     assert found["high"] == pytest.approx(1.29920, abs=2e-5)
 
 
-def test_ratios_are_taken_within_a_pair_and_both_orders(overhead: ModuleType) -> None:
-    """Neither a machine half as fast in one round nor who starts first changes a ratio."""
+def test_ratios_are_to_both_untraced_clusters_of_a_round(overhead: ModuleType) -> None:
+    """Neither a machine half as fast in one round nor the place of a cluster changes a ratio."""
 
     def sample(cost: float, speed: int) -> object:
         cpu = int(cost * speed)
         return overhead.Sample(cpu, 2 * cpu, [1000 * speed], [10.0 * speed])
 
-    def pair(cost: float, speed: int) -> object:
-        return overhead.Pair(sample(cost, speed), sample(1e9, speed))
-
-    rounds = [
-        {
-            arm: (pair(cost / 1.03, speed), pair(cost * 1.03, speed))
-            for arm, cost in (("pdtrace", 1.01e9), ("vllm", 1.1e9))
-        }
-        for speed in (1, 2)
-    ]
+    costs = {
+        "untraced-first": 1.02e9,
+        "pdtrace": 1.01e9,
+        "vllm": 1.1e9,
+        "untraced-last": 1e9 / 1.02,
+    }
+    rounds = [{arm: sample(cost, speed) for arm, cost in costs.items()} for speed in (1, 2)]
     found = overhead.summarize(rounds)
     assert found["cpu_ratio"] == pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
     assert found["all_cpu_ratio"] == pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
     assert found["vllm_cpu_ratio"]["mid"] == pytest.approx(1.1)
+    assert found["untraced_cpu_ratio"]["mid"] == pytest.approx(1.02**2)
     assert found["ttft_ratio"] == pytest.approx({"low": 1, "mid": 1, "high": 1})
-    assert (found["rounds"], found["requests_per_arm"]) == (2, 4)
-    assert found["untraced_all_cpu_ms"] == pytest.approx(3000)
+    assert (found["rounds"], found["requests_per_arm"]) == (2, 2)
+    assert found["untraced_tpot_ms"] == pytest.approx(15e-6)
     assert "pdtrace: all_cpu" in overhead.as_text(found)
+
+
+def test_the_traced_clusters_change_places(overhead: ModuleType) -> None:
+    """Between the untraced ones, each one nearer to the first in every second round."""
+    assert overhead.order_of(0) == ["untraced-first", "pdtrace", "vllm", "untraced-last"]
+    assert overhead.order_of(1) == ["untraced-first", "vllm", "pdtrace", "untraced-last"]
