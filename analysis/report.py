@@ -1,8 +1,8 @@
 """Results as text tables and JSON lines; the words for what is not known are chosen here."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -75,7 +75,21 @@ def request_records(split: Split) -> Iterator[dict[str, object]]:
             "drag_ns": None if at is None else _nonzero(drag[at]),
             "evidence": row.evidence,
             "known_phases_ns": None if label not in known else _nonzero(known[label]),
+            **{name: getattr(row, name) for name in _FACTS},
         }
+
+
+_FACTS: Final = (
+    "model",
+    "input_tokens",
+    "prefill_cached_tokens",
+    "external_tokens",
+    "transfer_bytes",
+    "transfer_descriptors",
+    "transfer_ns",
+    "bytes_per_s",
+    "wire_ratio",
+)
 
 
 def _named(names: Sequence[str], values: Ints) -> dict[str, int]:
@@ -89,15 +103,54 @@ def _nonzero(values: Ints) -> dict[str, int]:
 
 
 def quantile_table(summary: Summary) -> Table:
-    """TTFT, its classes and TPOT by mode."""
-    rows = []
-    for row in summary.quantiles.to_dict("records"):
-        found = [row[f"p{percent}_ns"] for percent in PERCENTS]
-        none = TOO_FEW if row["count"] else NOT_KNOWN
-        cells = [none if pd.isna(ns) else milliseconds(ns, row["at_least"]) for ns in found]
-        rows.append((row["mode"], LABELS[row["measure"]], str(row["count"]), *cells))
+    """TTFT, its classes and TPOT by mode; 95 % intervals in brackets."""
+    rows = [
+        (row["mode"], LABELS[row["measure"]], str(row["count"]), *_quantile_cells(row, PERCENTS))
+        for row in summary.quantiles.to_dict("records")
+    ]
     header = ("mode", "what", "count", *(f"p{percent}" for percent in PERCENTS))
-    return Table("Time to first token by mode, ms (quantiles do not add up)", header, rows)
+    title = "Time to first token by mode, ms (95 % interval; quantiles do not add up)"
+    return Table(title, header, rows)
+
+
+def kind_table(summary: Summary) -> Table:
+    """The same by pair of engines, prompt length and prefix cache, where there are several."""
+    kinds = summary.kinds.groupby("by")["kind"].nunique()
+    several = summary.kinds[summary.kinds["by"].isin(kinds[kinds > 1].index)]
+    shown = (50, 95)
+    rows = [
+        (
+            row["mode"],
+            f"{row['by']}: {row['kind']}",
+            LABELS[row["measure"]],
+            str(row["count"]),
+            *_quantile_cells(row, shown),
+        )
+        for row in several.to_dict("records")
+    ]
+    header = ("mode", "requests", "what", "count", *(f"p{percent}" for percent in shown))
+    return Table("Time to first token by kind of request, ms (95 % interval)", header, rows)
+
+
+def _quantile_cells(row: Mapping[Hashable, Any], percents: Sequence[int]) -> Iterator[str]:
+    """Value and interval of each quantile; an end that the sample cannot give is left open."""
+    for percent in percents:
+        value, low, high = (
+            None if pd.isna(ns) else int(ns)
+            for ns in (row[f"p{percent}{end}_ns"] for end in ("", "_low", "_high"))
+        )
+        if value is None:
+            yield TOO_FEW if row["count"] else NOT_KNOWN
+            continue
+        yield f"{milliseconds(value, row['at_least'])}{_interval(low, high)}"
+
+
+def _interval(low: int | None, high: int | None) -> str:
+    if low is None and high is None:
+        return ""
+    if low is None or high is None:
+        return f" (≤ {high / 1e6:,.1f})" if high is not None else f" (≥ {(low or 0) / 1e6:,.1f})"
+    return f" ({low / 1e6:,.1f}–{high / 1e6:,.1f})"
 
 
 LABELS: Final = {

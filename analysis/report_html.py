@@ -42,7 +42,7 @@ would lie above.</p>$quantiles</section>
 time it was active while something of higher priority owned the time.</p>$means</section>
 <section><h2>Slowest requests</h2><p class="soft">Lanes: router, prefill engine (P), decode engine
 (D). Hatched pieces are hidden: they cost nothing, because something else owned that time.</p>
-$waterfalls</section>
+$waterfalls</section>$kinds
 <section><h2>What each number means</h2><p class="soft">In order of priority. Completion is
 polled, at best once a millisecond and often once per engine step, so transfer is an upper
 bound.</p>$legend</section>
@@ -82,6 +82,7 @@ def page(handoffs: Handoffs, split: Split, sources: Sequence[str], notes: Sequen
         means=_html_table(means, numeric_from=2, swatch_in=1),
         waterfalls=_waterfalls(handoffs, split),
         legend=_legend(),
+        kinds=_kinds(report.kind_table(summary)),
         known=_known(report.known_table(summary)),
         outcomes=_html_table(report.outcome_table(summary), numeric_from=2),
         ranks=_ranks(split),
@@ -204,8 +205,11 @@ def _html_table(
     body, last = [], None
     for row in table.rows:
         fresh = group_by is not None and row[group_by] != last
-        shown = row if fresh or group_by is None else ("", *row[1:])
-        last = row[0]
+        shown = row
+        if group_by is not None:
+            repeated = range(0 if fresh else group_by + 1)
+            shown = tuple("" if place in repeated else cell for place, cell in enumerate(row))
+            last = row[group_by]
         body.append(f"<tr{_GROUP if fresh else ''}>")
         body.append(cells("td", shown) + "</tr>")
     head = f"<thead><tr>{cells('th', table.header)}</tr></thead>"
@@ -231,6 +235,15 @@ def _known(table: report.Table) -> str:
     return (
         f"<section><h2>{escape(table.title)}</h2>"
         f"{_html_table(table, numeric_from=3, group_by=0, swatch_in=2)}</section>"
+    )
+
+
+def _kinds(table: report.Table) -> str:
+    if not table.rows:
+        return ""
+    return (
+        f"<section><h2>{escape(table.title)}</h2>{_html_table(table, numeric_from=3, group_by=1)}"
+        "</section>"
     )
 
 

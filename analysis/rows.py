@@ -25,6 +25,15 @@ class RequestRow(NamedTuple):
     clock_halfwidth_ns: int | None
     rank_straggle_ns: int | None
     slowest_rank: str | None
+    model: str | None
+    input_tokens: int | None
+    prefill_cached_tokens: int | None
+    external_tokens: int | None
+    transfer_bytes: int | None
+    transfer_descriptors: int | None
+    transfer_ns: int | None
+    bytes_per_s: int | None
+    wire_ratio: float | None
     outcome: str | None
     flags: tuple[str, ...]
     t1_ns: int | None

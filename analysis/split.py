@@ -16,8 +16,9 @@ WINDOW = phases.PRIORITY[phases.UNATTRIBUTED]
 
 @dataclass(frozen=True)
 class Split:
-    """`requests`: the handoffs' rows, sorted by arrival. The others have one int64 column per
-    phase (or class) in ns and one row per request that could be split, in the same order.
+    """`requests`: the handoffs' rows, sorted by arrival, with `transfer_ns`, `bytes_per_s` and
+    `wire_ratio` (transfer to handover). The others have one int64 column per phase (or class) in
+    ns and one row per request that could be split, in the same order.
 
     `exposed` sums to TTFT along a row, and so does `classes`. `known`: of the requests without a
     TTFT what their phases took between the first and the last one known; others are not in it.
@@ -56,13 +57,34 @@ def split(handoffs: Handoffs) -> Split:
     names = list(phases.NAMES)
     owned = pd.DataFrame(exposed, index=whole.index, columns=names)
     return Split(
-        requests=rows,
+        requests=rows.assign(
+            **_wire(rows, whole.index, union[:, phases.PRIORITY[phases.TRANSFER]])
+        ),
         exposed=owned,
         hidden=pd.DataFrame(hidden, index=whole.index, columns=names),
         drag=drag(handoffs, whole.index, union),
         classes=by_class(owned),
         known=_known(drawn, rows[rows["ttft_ns"].isna() & rows["aligned"]]),
     )
+
+
+def _wire(rows: pd.DataFrame, whole: pd.Index, moving: sweep.Ints) -> dict[str, pd.Series]:
+    """How long data moved, at what rate, and which part of the handover that was.
+
+    `transfer_ns`: union over ranks inside the window, an upper bound, since completion is polled;
+    `bytes_per_s` is therefore a lower bound. `<NA>` where nothing moved or it is not known, and
+    for the last two where P had read back from D: their transfer is one of several.
+    """
+    took = pd.Series(moving, index=whole, dtype="Int64").reindex(rows.index)
+    took = took.where(took > 0)
+    alone = rows["back_posted_ns"].isna()
+    sizes = rows["transfer_bytes"].where(alone & (rows["transfer_bytes"] > 0))
+    handover = rows["handover_ns"].where(alone & (rows["handover_ns"] > 0))
+    return {
+        "transfer_ns": took,
+        "bytes_per_s": (sizes.astype("Float64") * 1e9 / took).round().astype("Int64"),
+        "wire_ratio": took.astype("Float64") / handover,
+    }
 
 
 def _known(drawn: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,25 +1,29 @@
-"""Many requests in a few numbers: quantiles by mode, and sums whose means add up.
+"""Many requests in a few numbers: quantiles by kind of request, and sums whose means add up.
 
-Quantiles are order statistics of the integers observed, never interpolated. The p95 of a class
-plus the p95 of another is not the p95 of their sum; means do add up, so phases are given as sums
-with their count.
+Quantiles are order statistics of the integers observed, never interpolated, and each has its
+count and a 95 % interval. The p95 of a class plus the p95 of another is not the p95 of their sum;
+means do add up, so phases are given as sums with their count.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import pandas as pd
 
-from pdtrace.analysis import phases
+from pdtrace.analysis import buckets, phases
 from pdtrace.analysis.evidence import ABORTED, LEASE_EXPIRED, PHANTOM
+from pdtrace.analysis.quantiles import quantile
 from pdtrace.analysis.split import Split
 
 PERCENTS: Final = (50, 95, 99)
 TTFT: Final = "ttft"
 TPOT: Final = "tpot"
 MEASURES: Final = (TTFT, *phases.CLASSES, TPOT)
-NOT_KNOWN: Final = "not known"
+IN_KINDS: Final = (TTFT, phases.COMPUTE, phases.COORDINATION)
+NOT_KNOWN: Final = buckets.NOT_KNOWN
+PAIR: Final = "P → D"
+LENGTH: Final = "prompt"
+CACHE: Final = "prefix cache"
 
 
 @dataclass(frozen=True)
@@ -28,14 +32,17 @@ class Summary:
     not_split, lease_expired, lower_bounds.
     `outcomes`: mode, outcome, count, the most frequent first.
     `known`: mode, phase, count, total_ns of the requests without a TTFT.
-    `quantiles`: mode, measure, count, p50_ns, p95_ns, p99_ns (`<NA>` = too few),
-    at_least. `exposed_sums`, `hidden_sums`: int64 ns by mode, one column per phase.
+    `quantiles`: mode, measure, count, p50_ns, p50_low_ns, p50_high_ns, the same for p95 and p99
+    (`<NA>` = too few), at_least. `kinds`: the same by `by` and `kind` within a mode: pair of
+    engines, prompt length, prefix cache. `exposed_sums`, `hidden_sums`: int64 ns by mode, one
+    column per phase.
     """
 
     counts: pd.DataFrame
     outcomes: pd.DataFrame
     known: pd.DataFrame
     quantiles: pd.DataFrame
+    kinds: pd.DataFrame
     exposed_sums: pd.DataFrame
     hidden_sums: pd.DataFrame
 
@@ -56,22 +63,10 @@ def summarise(split: Split) -> Summary:
         outcomes=_outcomes(rows),
         known=_known(rows, split),
         quantiles=_quantiles(rows[trusted], split),
+        kinds=_kinds(rows[trusted], split),
         exposed_sums=split.exposed.loc[ids].groupby(mode).sum(),
         hidden_sums=split.hidden.loc[ids].groupby(mode).sum(),
     )
-
-
-def order_statistic(values: pd.Series, percent: int) -> int | None:
-    """The smallest observed value that `percent` % of them do not exceed.
-
-    None where the sample cannot carry it: fewer than one observation lies above, so p50 needs
-    2 values, p95 needs 20, p99 needs 100.
-    """
-    count = len(values)
-    if count * (100 - percent) < 100:
-        return None
-    place = -(-percent * count // 100) - 1
-    return int(np.partition(values.to_numpy(np.int64), place)[place])
 
 
 def _counts(rows: pd.DataFrame, whole: pd.Series) -> pd.DataFrame:
@@ -111,29 +106,61 @@ def _known(rows: pd.DataFrame, split: Split) -> pd.DataFrame:
 
 
 def _quantiles(rows: pd.DataFrame, split: Split) -> pd.DataFrame:
-    found: dict[str, list[object]] = {name: [] for name in _QUANTILE_DTYPES}
-    for mode, mine in rows.groupby("shown_mode"):
-        for measure in MEASURES:
-            values = _values(mine, split, measure)
-            bounded = bool(mine.loc[values.index, "lower_bound"].any())
-            found["mode"].append(mode)
-            found["measure"].append(measure)
-            found["count"].append(len(values))
-            found["at_least"].append(bounded and measure in (TTFT, phases.EDGE))
-            for percent in PERCENTS:
-                found[f"p{percent}_ns"].append(order_statistic(values, percent))
+    """By mode, of every measure."""
+    found = [
+        {"mode": mode, **_measured(mine, split, measure)}
+        for mode, mine in rows.groupby("shown_mode")
+        for measure in MEASURES
+    ]
+    return _typed(found, ("mode",))
+
+
+def _kinds(rows: pd.DataFrame, split: Split) -> pd.DataFrame:
+    """By mode and by each way of sorting requests, kinds in their natural order."""
+    ends = [rows[name].replace("", NOT_KNOWN) for name in ("prefill_engine", "decode_engine")]
+    lengths = pd.CategoricalDtype((*buckets.LENGTH_NAMES, NOT_KNOWN), ordered=True)
+    sorted_by = {
+        PAIR: ends[0] + " → " + ends[1],
+        LENGTH: buckets.prompt_length(rows).astype(lengths),
+        CACHE: buckets.cache_state(rows),
+    }
+    found = [
+        {"mode": mode, "by": by, "kind": str(kind), **_measured(mine, split, measure)}
+        for by, kinds in sorted_by.items()
+        for (mode, kind), mine in rows.groupby(["shown_mode", kinds], observed=True)
+        for measure in IN_KINDS
+    ]
+    return _typed(found, ("mode", "by", "kind"))
+
+
+def _measured(mine: pd.DataFrame, split: Split, measure: str) -> dict[str, object]:
+    values = _values(mine, split, measure)
+    bounded = bool(mine.loc[values.index, "lower_bound"].any())
+    found: dict[str, object] = {
+        "measure": measure,
+        "count": len(values),
+        "at_least": bounded and measure in (TTFT, phases.EDGE),
+    }
+    for percent in PERCENTS:
+        one = quantile(values, percent)
+        found |= {
+            f"p{percent}_ns": one.value,
+            f"p{percent}_low_ns": one.low,
+            f"p{percent}_high_ns": one.high,
+        }
+    return found
+
+
+def _typed(found: list[dict[str, object]], keys: tuple[str, ...]) -> pd.DataFrame:
+    dtypes = {
+        **dict.fromkeys((*keys, "measure"), "str"),
+        "count": "int64",
+        **{f"p{p}{end}_ns": "Int64" for p in PERCENTS for end in ("", "_low", "_high")},
+        "at_least": "bool",
+    }
     return pd.DataFrame(
-        {name: pd.Series(found[name], dtype=dtype) for name, dtype in _QUANTILE_DTYPES.items()}
+        {name: pd.Series([one[name] for one in found], dtype=as_) for name, as_ in dtypes.items()}
     )
-
-
-_QUANTILE_DTYPES: Final = {
-    "mode": "str",
-    "measure": "str",
-    "count": "int64",
-    **{f"p{percent}_ns": "Int64" for percent in PERCENTS},
-    "at_least": "bool",
-}
 
 
 def _values(mine: pd.DataFrame, split: Split, measure: str) -> pd.Series:

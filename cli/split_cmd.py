@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,8 +13,10 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from pdtrace.analysis import report
+from pdtrace.analysis.flat import flat, write_csv, write_parquet
 from pdtrace.analysis.load import Loaded, load
 from pdtrace.analysis.report_html import page
+from pdtrace.analysis.selection import Selection, select
 from pdtrace.analysis.sources import SourceError
 from pdtrace.analysis.split import Split, split
 from pdtrace.analysis.summary import summarise
@@ -35,16 +38,47 @@ def split_command(
     html: Annotated[
         Path | None, typer.Option(help="Write one self-contained HTML page here.")
     ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write one line per request here, times in ns.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(help="Write one row per request here, times in ns.")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Only requests for this model; may be repeated.")
+    ] = None,
+    mode: Annotated[
+        list[str] | None, typer.Option(help="Only push, pull or none; may be repeated.")
+    ] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="Only requests that this engine took part in, by id; may be repeated."),
+    ] = None,
+    request_id: Annotated[
+        list[str] | None, typer.Option(help="Only this request; may be repeated.")
+    ] = None,
 ) -> None:
     """Split the time to first token of each request into waits that sum to it exactly.
 
-    Exit status: 0 all well, 1 nothing could be read, 3 the source said that its answer was cut.
+    Exit status: 0 all well, 1 nothing could be read or none selected, 3 the source said that its
+    answer was cut.
     """
     loaded = _load(sources)
-    done = split(loaded.handoffs)
+    chosen = Selection(
+        models=tuple(model or ()),
+        modes=tuple(mode or ()),
+        engines=tuple(engine or ()),
+        request_ids=tuple(request_id or ()),
+    )
+    done = _select(split(loaded.handoffs), chosen)
     if html is not None:
         names = [str(source) for source in sources]
-        _write(html, page(loaded.handoffs, done, names, loaded.notes))
+        text = page(loaded.handoffs, done, names, loaded.notes)
+        _write(html, lambda: html.write_text(text, encoding="utf-8"))
+    if csv is not None:
+        _write(csv, lambda: write_csv(csv, flat(done)))
+    if parquet is not None:
+        _write(parquet, lambda: write_parquet(parquet, flat(done)))
     if as_json:
         _print_json(done)
     else:
@@ -77,8 +111,8 @@ def print_tables(done: Split, console: Console) -> None:
     for sentence in report.count_sentences(summary):
         console.print(escape(sentence))
     tables = [report.quantile_table(summary), report.phase_table(summary)]
-    tables += [report.known_table(summary), report.outcome_table(summary)]
-    tables += [report.rank_table(done), report.flagged_table(done)]
+    tables += [report.kind_table(summary), report.known_table(summary)]
+    tables += [report.outcome_table(summary), report.rank_table(done), report.flagged_table(done)]
     for table in tables:
         if table.rows:
             console.print(f"\n[bold]{escape(table.title)}[/bold]")
@@ -100,9 +134,16 @@ def _is_number(cell: str) -> bool:
     return cell in (report.TOO_FEW, report.NOT_KNOWN) or cell.lstrip(">= ")[:1].isdigit()
 
 
-def _write(path: Path, text: str) -> None:
+def _select(done: Split, chosen: Selection) -> Split:
+    found = select(done, chosen)
+    if found.requests.empty:
+        raise _failure(f"none of {len(done.requests)} requests is what was asked for")
+    return found
+
+
+def _write(path: Path, write: Callable[[], object]) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        write()
     except OSError as error:
         raise _failure(f"cannot write {path}: {error.strerror}") from None
 

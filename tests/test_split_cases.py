@@ -37,6 +37,15 @@ KEYS = [
     "drag_ns",
     "evidence",
     "known_phases_ns",
+    "model",
+    "input_tokens",
+    "prefill_cached_tokens",
+    "external_tokens",
+    "transfer_bytes",
+    "transfer_descriptors",
+    "transfer_ns",
+    "bytes_per_s",
+    "wire_ratio",
 ]
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from pdtrace.cli.main import main
@@ -24,6 +25,37 @@ def test_default_output_is_tables(capfd: pytest.CaptureFixture[str]) -> None:
     out = capfd.readouterr().out
     assert "push: 3 requests, 3 split" in out
     assert "coordination wait" in out and "decode_capacity" in out and "too few" in out
+
+
+def test_only_what_was_asked_for_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    """Conditions on mode, model, engine and id together; every line is as without them."""
+    assert run(GOOD, "--json") == 0
+    lines = capfd.readouterr().out.splitlines()
+    one = json.loads(lines[1])["request_id"]
+    engine = json.loads(lines[1])["decode_engine"]
+    asked = ["--mode", "push", "--model", "demo-8b", "--engine", engine, "--request-id", one]
+    assert run(GOOD, "--json", *asked) == 0
+    assert capfd.readouterr().out.splitlines() == [lines[1]]
+
+
+def test_a_selection_of_nothing_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    """No empty tables that look like a result."""
+    assert run(GOOD, "--mode", "pull") == 1
+    assert capfd.readouterr().err == ("pdtrace split: none of 3 requests is what was asked for\n")
+
+
+def test_rows_are_written_as_csv_and_parquet(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The same three requests in both; a folder that is not there is one sentence."""
+    csv, parquet = tmp_path / "rows.csv", tmp_path / "rows.parquet"
+    assert run(GOOD, "--csv", str(csv), "--parquet", str(parquet)) == 0
+    rows = pd.read_parquet(parquet)
+    assert pd.read_csv(csv)["ttft_ns"].tolist() == rows["ttft_ns"].tolist()
+    assert len(rows) == 3
+    capfd.readouterr()
+    assert run(GOOD, "--csv", str(tmp_path / "no" / "rows.csv")) == 1
+    assert "cannot write" in capfd.readouterr().err
 
 
 def test_html_is_written_beside_the_output(

@@ -12,11 +12,12 @@ from pdtrace.analysis.report import (
     TOO_FEW,
     count_sentences,
     flagged_table,
+    kind_table,
     phase_table,
     quantile_table,
 )
 from pdtrace.analysis.split import Split, split
-from pdtrace.analysis.summary import order_statistic, summarise
+from pdtrace.analysis.summary import summarise
 from pdtrace.analysis.table import build
 from pdtrace.tracing import semconv as sc
 
@@ -36,18 +37,6 @@ def mixed() -> Split:
     return done([*spans, *writer.records])
 
 
-@pytest.mark.parametrize(
-    "count, percent, expected",
-    [(1, 50, None), (2, 50, 1), (19, 95, None), (20, 95, 19), (99, 99, None), (100, 99, 99)],
-)
-def test_a_quantile_is_an_observed_value_or_nothing(
-    count: int, percent: int, expected: int | None
-) -> None:
-    """The smallest value that so many do not exceed; none where no observation lies above."""
-    values = pd.Series(range(count, 0, -1), dtype="int64")
-    assert order_statistic(values, percent) == expected
-
-
 def test_quantiles_come_with_their_count(mixed: Split) -> None:
     """25 requests carry a p95, not a p99; the aborted one is in no latency."""
     found = summarise(mixed).quantiles.set_index(["mode", "measure"])
@@ -55,6 +44,9 @@ def test_quantiles_come_with_their_count(mixed: Split) -> None:
     assert isinstance(row, pd.Series)
     assert (row["count"], row["p50_ns"], row["p95_ns"]) == (25, 376, 387)
     assert pd.isna(row["p99_ns"])
+    # Places 8 and 18 of 25 values (from 1) enclose the median with 95.7 %.
+    assert (row["p50_low_ns"], row["p50_high_ns"]) == (371, 381)
+    assert row["p95_low_ns"] == 384 and pd.isna(row["p95_high_ns"])
     assert found.loc[("push", "tpot"), "p50_ns"] == 10
 
 
@@ -121,3 +113,41 @@ def test_tables_say_too_few_and_not_known(mixed: Split) -> None:
     assert pull[4:] == (TOO_FEW, TOO_FEW)
     hop = next(row for row in phase_table(summary).rows if row[1] == "hop")
     assert hop[-1] == "0.000 (0.000)"
+
+
+def test_intervals_stand_beside_the_quantiles(mixed: Split) -> None:
+    """An end that the sample cannot give is left open, and so is an interval without ends."""
+    cells = {row[:2]: row[3:5] for row in quantile_table(summarise(mixed)).rows}
+    assert cells["push", "TTFT"] == ("0.000 (0.0–0.0)", "0.000 (≥ 0.0)")
+    assert cells["pull", "TTFT"] == ("0.000", TOO_FEW)
+
+
+def sized(request_id: str, prompt: int, cached: int, loaded: int) -> list[SpanRecord]:
+    """A request whose spans say how long the prompt was and what the caches had."""
+    said = {
+        sc.SPAN_PREFILL: {sc.INPUT_TOKENS: prompt, sc.PREFILL_CACHED_TOKENS: cached},
+        sc.SPAN_KV_WAIT: {sc.EXTERNAL_TOKENS: loaded},
+    }
+    return [
+        replace(s, attributes={**s.attributes, **said.get(s.name, {})})
+        for s in records(Shape(), request_id)
+    ]
+
+
+def test_requests_are_sorted_by_pair_length_and_cache() -> None:
+    """Kinds in their natural order, each with its count; a way of sorting needs two kinds."""
+    spans = [s for i in range(3) for s in sized(f"long-{i}", 5000, 0, 4999)]
+    spans += [s for i in range(2) for s in sized(f"short-{i}", 100, 64, 99)]
+    spans += sized("partial", 100, 0, 32)
+    found = summarise(done(spans)).kinds
+    ttft = found[found["measure"] == "ttft"]
+    assert list(zip(ttft["by"], ttft["kind"], ttft["count"], strict=True)) == [
+        ("P → D", "p-engine-0 → d-engine-0", 6),
+        ("prompt", "0-255 tokens", 3),
+        ("prompt", "4096-16383 tokens", 3),
+        ("prefix cache", "hit on P", 2),
+        ("prefix cache", "no hit", 3),
+        ("prefix cache", "partial hit on D", 1),
+    ]
+    shown = [row[1] for row in kind_table(summarise(done(spans))).rows if row[2] == "TTFT"]
+    assert [kind.partition(":")[0] for kind in shown] == ["prompt"] * 2 + ["prefix cache"] * 3
