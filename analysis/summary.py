@@ -118,7 +118,7 @@ def _quantiles(rows: pd.DataFrame, split: Split) -> pd.DataFrame:
 def _kinds(rows: pd.DataFrame, split: Split) -> pd.DataFrame:
     """By mode and by each way of sorting requests, kinds in their natural order."""
     ends = [rows[name].replace("", NOT_KNOWN) for name in ("prefill_engine", "decode_engine")]
-    lengths = pd.CategoricalDtype((*buckets.LENGTH_NAMES, NOT_KNOWN), ordered=True)
+    lengths = pd.CategoricalDtype([*buckets.LENGTH_NAMES, NOT_KNOWN], ordered=True)
     sorted_by = {
         PAIR: ends[0] + " → " + ends[1],
         LENGTH: buckets.prompt_length(rows).astype(lengths),
