@@ -11,6 +11,7 @@ from pdtrace.analysis import phases, report
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER
 from pdtrace.analysis.charts import Bar, Piece, stacked_bars, waterfall
 from pdtrace.analysis.handoffs import Handoffs
+from pdtrace.analysis.html_table import html_table, swatch
 from pdtrace.analysis.report_style import style_sheet
 from pdtrace.analysis.rows import RequestRow, request_rows
 from pdtrace.analysis.split import Split
@@ -79,12 +80,12 @@ def page(handoffs: Handoffs, split: Split, sources: Sequence[str], notes: Sequen
         too_few=report.TOO_FEW,
         quantiles=_grouped(quantiles),
         phase_title=escape(means.title),
-        means=_html_table(means, numeric_from=2, swatch_in=1),
+        means=html_table(means, numeric_from=2, swatch_in=1),
         waterfalls=_waterfalls(handoffs, split),
         legend=_legend(),
         kinds=_kinds(report.kind_table(summary)),
         known=_known(report.known_table(summary)),
-        outcomes=_html_table(report.outcome_table(summary), numeric_from=2),
+        outcomes=html_table(report.outcome_table(summary), numeric_from=2),
         ranks=_ranks(split),
         flags=_flags(split),
         notes=_notes(notes),
@@ -157,7 +158,7 @@ def _largest(exposed: pd.Series) -> str:
     """The phases that own most of a request, largest first."""
     ranked = exposed[exposed > 0].sort_values(ascending=False, kind="stable")[:LARGEST]
     items = "".join(
-        f"<span>{_swatch(str(name))}{name} {report.milliseconds(int(ns))}</span>"
+        f"<span>{swatch(str(name))}{name} {report.milliseconds(int(ns))}</span>"
         for name, ns in ranked.items()
     )
     return f'<div class="key">{items}</div>'
@@ -165,7 +166,7 @@ def _largest(exposed: pd.Series) -> str:
 
 def _key() -> str:
     items = "".join(
-        f"<span>{_swatch(_CLASS_SWATCH[name])}{escape(words)}</span>"
+        f"<span>{swatch(_CLASS_SWATCH[name])}{escape(words)}</span>"
         for name, words in CLASS_WORDS.items()
     )
     return f'<div class="key">{items}</div>'
@@ -173,7 +174,7 @@ def _key() -> str:
 
 def _legend() -> str:
     rows = "".join(
-        f"<tr><td>{_swatch(phase.name)}<code>{phase.name}</code></td>"
+        f"<tr><td>{swatch(phase.name)}<code>{phase.name}</code></td>"
         f"<td>{phase.class_}{' · ' + phase.group if phase.group else ''}</td>"
         f"<td>{escape(phase.interval)}</td></tr>"
         for phase in phases.PHASES
@@ -184,49 +185,12 @@ def _legend() -> str:
 
 def _grouped(table: report.Table) -> str:
     """The quantile table with a rule above each mode."""
-    return _html_table(table, numeric_from=2, group_by=0)
-
-
-def _html_table(
-    table: report.Table,
-    numeric_from: int,
-    group_by: int | None = None,
-    swatch_in: int | None = None,
-) -> str:
-    """`swatch_in`: the column whose cells name phases and get their colour in front."""
-
-    def cells(tag: str, row: tuple[str, ...]) -> str:
-        return "".join(
-            f"<{tag}{_NUMERIC if place >= numeric_from else ''}>"
-            f"{_swatch(cell) if place == swatch_in else ''}{escape(cell)}</{tag}>"
-            for place, cell in enumerate(row)
-        )
-
-    body, last = [], None
-    for row in table.rows:
-        fresh = group_by is not None and row[group_by] != last
-        shown = row
-        if group_by is not None:
-            repeated = range(0 if fresh else group_by + 1)
-            shown = tuple("" if place in repeated else cell for place, cell in enumerate(row))
-            last = row[group_by]
-        body.append(f"<tr{_GROUP if fresh else ''}>")
-        body.append(cells("td", shown) + "</tr>")
-    head = f"<thead><tr>{cells('th', table.header)}</tr></thead>"
-    return f"<table>{head}<tbody>{''.join(body)}</tbody></table>"
-
-
-_NUMERIC: Final = ' class="num"'
-_GROUP: Final = ' class="head"'
-
-
-def _swatch(phase: str) -> str:
-    return f'<i class="swatch s-{phase}"></i>' if phase in phases.PRIORITY else ""
+    return html_table(table, numeric_from=2, group_by=0)
 
 
 def _flags(split: Split) -> str:
     table = report.flagged_table(split)
-    return _html_table(table, numeric_from=9) if table.rows else _none("No request has a flag.")
+    return html_table(table, numeric_from=9) if table.rows else _none("No request has a flag.")
 
 
 def _known(table: report.Table) -> str:
@@ -234,7 +198,7 @@ def _known(table: report.Table) -> str:
         return ""
     return (
         f"<section><h2>{escape(table.title)}</h2>"
-        f"{_html_table(table, numeric_from=3, group_by=0, swatch_in=2)}</section>"
+        f"{html_table(table, numeric_from=3, group_by=0, swatch_in=2)}</section>"
     )
 
 
@@ -242,7 +206,7 @@ def _kinds(table: report.Table) -> str:
     if not table.rows:
         return ""
     return (
-        f"<section><h2>{escape(table.title)}</h2>{_html_table(table, numeric_from=3, group_by=1)}"
+        f"<section><h2>{escape(table.title)}</h2>{html_table(table, numeric_from=3, group_by=1)}"
         "</section>"
     )
 
@@ -251,7 +215,7 @@ def _ranks(split: Split) -> str:
     table = report.rank_table(split)
     if not table.rows:
         return ""
-    return f'<p class="soft">{escape(table.title)}</p>{_html_table(table, numeric_from=1)}'
+    return f'<p class="soft">{escape(table.title)}</p>{html_table(table, numeric_from=1)}'
 
 
 def _notes(notes: Sequence[str]) -> str:

@@ -4,13 +4,11 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as RichTable
 
 from pdtrace.analysis import report
 from pdtrace.analysis.flat import flat, write_csv, write_parquet
@@ -20,6 +18,7 @@ from pdtrace.analysis.selection import Selection, select
 from pdtrace.analysis.sources import SourceError
 from pdtrace.analysis.split import Split, split
 from pdtrace.analysis.summary import summarise
+from pdtrace.cli.tables import drawn
 
 app = typer.Typer(add_completion=False)
 
@@ -116,22 +115,7 @@ def print_tables(done: Split, console: Console) -> None:
     for table in tables:
         if table.rows:
             console.print(f"\n[bold]{escape(table.title)}[/bold]")
-            console.print(_rich(table))
-
-
-def _rich(table: report.Table) -> RichTable:
-    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False)
-    for place, name in enumerate(table.header):
-        numeric = place > 0 and all(_is_number(row[place]) for row in table.rows)
-        side: Literal["left", "right"] = "right" if numeric else "left"
-        drawn.add_column(escape(name), justify=side, overflow="fold", no_wrap=place == 0)
-    for row in table.rows:
-        drawn.add_row(*(escape(cell) for cell in row))
-    return drawn
-
-
-def _is_number(cell: str) -> bool:
-    return cell in (report.TOO_FEW, report.NOT_KNOWN) or cell.lstrip(">= ")[:1].isdigit()
+            console.print(drawn(table))
 
 
 def _select(done: Split, chosen: Selection) -> Split:
