@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "doctor": "whether traces would come, and if not, why",
     "export": "write a store as OTLP JSON lines",
     "split": "where each first token waited",
+    "triage": "which factor explains slow first tokens",
 }
 
 

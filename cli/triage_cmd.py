@@ -1,0 +1,204 @@
+"""`pdtrace triage`: which factor explains slow first tokens."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import pandas as pd
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from pdtrace.analysis.handoffs import join
+from pdtrace.analysis.split import split
+from pdtrace.analysis.store import SourceError, read_spans
+from pdtrace.analysis.table import build
+from pdtrace.analysis.triage import Triage, triage
+from pdtrace.analysis.triage_html import page
+from pdtrace.analysis.triage_report import json_object, tables
+from pdtrace.analysis.triage_sets import BASELINE, EARLIER, Objective
+from pdtrace.analysis.triage_traffic import Traffic
+from pdtrace.analysis.triage_words import (
+    RUNBOOK,
+    basis_sentences,
+    doubtful_sentence,
+    links,
+    verdict_sentences,
+)
+from pdtrace.cli.tables import drawn
+from pdtrace.cli.time_range import HELP, TimeRange, TimeRangeError
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def triage_command(
+    sources: Annotated[list[Path], typer.Argument(help="As for `pdtrace split`.")],
+    slo_ms: Annotated[
+        float | None, typer.Option(help="Slow: a TTFT of more milliseconds than this.")
+    ] = None,
+    slowest: Annotated[
+        str | None, typer.Option(help="Slow: the slowest share of the window, like 5%.")
+    ] = None,
+    baseline: Annotated[
+        list[Path] | None,
+        typer.Option(help="Sources of healthy traffic to compare with; may be repeated."),
+    ] = None,
+    baseline_window: Annotated[
+        str | None, typer.Option(help=f"Healthy part of SOURCES: {HELP}")
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option(help=f"Part of SOURCES with the trouble: {HELP}")
+    ] = None,
+    mode: Annotated[str, typer.Option(help="Only push, only pull, or only none.")] = "",
+    model: Annotated[str, typer.Option(help="Only requests for this model.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, times in ns.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one self-contained HTML page here.")
+    ] = None,
+) -> None:
+    """Name the phase, the place and the time that explain slow first tokens, or say that none does.
+
+    Exit status: 0 all well, 1 nothing could be read, 3 the source said that its answer was cut.
+    """
+    objective = _objective(slo_ms, slowest)
+    if baseline and baseline_window:
+        raise typer.BadParameter("give --baseline or --baseline-window, not both")
+    try:
+        trouble, before = (
+            TimeRange.parse(text) if text is not None else None
+            for text in (window, baseline_window)
+        )
+        healthy = [_load(baseline, mode, model)] if baseline else []
+        every = _load(sources, mode, model)
+        found = _triage(every, objective, trouble, before, healthy)
+    except (SourceError, TimeRangeError) as error:
+        raise _failure(str(error)) from None
+    notes = [note for loaded in (every, *healthy) for note in loaded.notes]
+    if html is not None:
+        _write(html, page(found, [str(source) for source in sources], notes))
+    if as_json:
+        sys.stdout.buffer.write(orjson.dumps(json_object(found)) + b"\n")
+        sys.stdout.buffer.flush()
+    else:
+        print_triage(found, Console())
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    if any(loaded.partial for loaded in (every, *healthy)):
+        raise typer.Exit(3)
+
+
+def _objective(slo_ms: float | None, slowest: str | None) -> Objective:
+    if (slo_ms is None) == (slowest is None):
+        raise typer.BadParameter("say what is slow: either --slo-ms or --slowest")
+    if slo_ms is not None:
+        if not 0 <= slo_ms < 1e12:
+            raise typer.BadParameter("--slo-ms must be a number of milliseconds, not negative")
+        return Objective(slo_ns=round(slo_ms * 1e6))
+    assert slowest is not None
+    try:
+        share = float(slowest.removesuffix("%").strip()) / 100
+    except ValueError:
+        share = 0.0
+    if not slowest.endswith("%") or not 0 < share < 1:
+        raise typer.BadParameter("--slowest must be a share like 5%")
+    return Objective(share=share)
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Traffic, and what is to be said about how it was read."""
+
+    traffic: Traffic
+    notes: list[str]
+    partial: bool
+
+    @property
+    def end_ns(self) -> int:
+        """When the newest request arrived."""
+        return int(self.traffic.requests["t0_ns"].max())
+
+
+def _load(sources: list[Path], mode: str, model: str) -> _Loaded:
+    batch = read_spans(sources)
+    table = build(batch.records)
+    handoffs = join(table, partial=batch.partial)
+    traffic = Traffic.of(handoffs, split(handoffs))
+    rows = traffic.requests
+    if mode:
+        traffic = traffic.pick(traffic.requests["mode"] == mode)
+    if model:
+        traffic = traffic.pick(traffic.requests["model"] == model)
+    if not traffic.requests["t0_ns"].notna().any():
+        names = ", ".join(str(source) for source in sources)
+        raise SourceError(
+            f"{names}: {len(batch.records)} spans and {len(rows)} requests, none of them usable"
+            + (f" with --mode {mode}" if mode else "")
+            + (f" with --model {model}" if model else "")
+        )
+    rejected = [f"rejected {count} of our spans: {why}" for why, count in table.rejected.items()]
+    return _Loaded(traffic, [*batch.notes, *rejected], batch.partial)
+
+
+def _triage(
+    every: _Loaded,
+    objective: Objective,
+    window: TimeRange | None,
+    baseline_window: TimeRange | None,
+    healthy: list[_Loaded],
+) -> Triage:
+    """Cut the windows out; without one the trouble is everything outside the healthy window."""
+    traffic = _within(every, window)
+    if healthy:
+        return triage(traffic, objective, healthy[0].traffic, BASELINE)
+    if baseline_window is None:
+        return triage(traffic, objective)
+    reference = _within(every, baseline_window)
+    if window is None:
+        traffic = _without(traffic, reference)
+    return triage(traffic, objective, reference, EARLIER)
+
+
+def _within(loaded: _Loaded, window: TimeRange | None) -> Traffic:
+    if window is None:
+        return loaded.traffic
+    found = loaded.traffic.within(*window.at(loaded.end_ns))
+    if not len(found):
+        raise TimeRangeError(f"no request arrived in {window}")
+    return found
+
+
+def _without(traffic: Traffic, other: Traffic) -> Traffic:
+    rows = traffic.requests
+    shared = rows.index.isin(other.requests.index)
+    return traffic.pick(pd.Series(~shared, index=rows.index))
+
+
+def print_triage(found: Triage, console: Console) -> None:
+    """The verdict first (after answers that may be wrong), then what it rests on."""
+    doubt = doubtful_sentence(found)
+    if doubt:
+        console.print(f"[bold]{escape(doubt)}[/bold]")
+    head, *rest = verdict_sentences(found)
+    console.print(f"[bold]{escape(head)}[/bold]", highlight=False)
+    for sentence in [*rest, *basis_sentences(found)]:
+        console.print(escape(sentence), highlight=False)
+    for anchor in links(found.verdict):
+        console.print(f"See {RUNBOOK}#{anchor}", highlight=False)
+    for table in tables(found):
+        console.print(f"\n[bold]{escape(table.title)}[/bold]")
+        console.print(drawn(table))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _failure(f"cannot write {path}: {error.strerror}") from None
+
+
+def _failure(sentence: str) -> typer.Exit:
+    typer.echo(f"pdtrace triage: {sentence}", err=True)
+    return typer.Exit(1)
