@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 import pandas as pd
 
 from pdtrace.analysis import phases
+from pdtrace.analysis.buckets import cache_state
 from pdtrace.analysis.triage_buckets import LENGTH_FROM, doubling
 from pdtrace.analysis.triage_traffic import COLD_HANDSHAKE, Traffic, flagged
 from pdtrace.tracing import semconv
@@ -53,6 +54,7 @@ ATTRIBUTES: Final = (
     Attribute("dispatch", "dispatch", KIND, "with {} dispatch"),
     Attribute(LENGTH, "prompt length", KIND, "with prompts of {}"),
     Attribute("cached_tokens", "cached tokens", KIND, "with {} tokens cached on P"),
+    Attribute("prefix_cache", "prefix cache", KIND, "with a prefix cache state of {}"),
     Attribute("descriptors", "descriptors", KIND, "with {} descriptors"),
     Attribute("later_turn", "P reads back from D", KIND, "for which P reads back from D"),
     Attribute(LATE, "registration after prefill end", SIGN, "whose registration came late"),
@@ -76,6 +78,7 @@ def attributes(traffic: Traffic) -> pd.DataFrame:
         **{name: rows[name] for name in ("model", "mode", "dispatch")},
         LENGTH: doubling(rows["input_tokens"], LENGTH_FROM) + " tokens",
         "cached_tokens": doubling(rows["prefill_cached_tokens"], LENGTH_FROM),
+        "prefix_cache": cache_state(rows),
         "descriptors": doubling(rows["transfer_descriptors"], 64),
         "later_turn": _yes(read_back),
         LATE: _yes(push & (exposed > 0)),

@@ -5,7 +5,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-NOT_SAID: Final = "not known"
+from pdtrace.analysis.buckets import NOT_KNOWN
+
 LENGTH_FROM: Final = 128
 """Shorter prompts share one bucket: at that size the fixed costs dominate."""
 
@@ -21,7 +22,7 @@ def doubling(values: pd.Series, first: int) -> pd.Series:
     lowest = first.bit_length()
     step = np.where(known == 0, -1, np.maximum(bits - lowest, -1) + 1)
     step = np.where(values.isna().to_numpy(np.bool_), -2, step)
-    names = {-2: NOT_SAID, -1: "0", 0: f"1–{first - 1}"}
+    names = {-2: NOT_KNOWN, -1: "0", 0: f"1–{first - 1}"}
     for place in np.unique(step[step > 0]).tolist():
         low = first << (place - 1)
         names[place] = f"{low}–{2 * low - 1}"

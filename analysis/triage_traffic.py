@@ -58,18 +58,6 @@ class Traffic:
         """The requests of one standing."""
         return self.pick(self.requests["standing"] == name)
 
-    def within(self, start_ns: int | None, end_ns: int | None) -> Self:
-        """Requests that arrived in [start, end); None = no limit on that side."""
-        if start_ns is None and end_ns is None:
-            return self
-        at = self.requests["t0_ns"]
-        inside = at.notna()
-        if start_ns is not None:
-            inside &= (at >= start_ns).fillna(False).astype("bool")
-        if end_ns is not None:
-            inside &= (at < end_ns).fillna(False).astype("bool")
-        return self.pick(inside)
-
     def __len__(self) -> int:
         return len(self.requests)
 

@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pdtrace.analysis.handoffs import join
+from pdtrace.analysis.load import load
+from pdtrace.analysis.selection import Selection, selected
+from pdtrace.analysis.sources import SourceError
 from pdtrace.analysis.split import split
-from pdtrace.analysis.store import SourceError, read_spans
-from pdtrace.analysis.table import build
 from pdtrace.analysis.triage import Triage, triage
 from pdtrace.analysis.triage_html import page
 from pdtrace.analysis.triage_report import json_object, tables
@@ -52,8 +52,12 @@ def triage_command(
     window: Annotated[
         str | None, typer.Option(help=f"Part of SOURCES with the trouble: {HELP}")
     ] = None,
-    mode: Annotated[str, typer.Option(help="Only push, only pull, or only none.")] = "",
-    model: Annotated[str, typer.Option(help="Only requests for this model.")] = "",
+    model: Annotated[
+        list[str] | None, typer.Option(help="Only requests for this model; may be repeated.")
+    ] = None,
+    mode: Annotated[
+        list[str] | None, typer.Option(help="Only push, pull or none; may be repeated.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, times in ns.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write one self-contained HTML page here.")
@@ -64,6 +68,7 @@ def triage_command(
     Exit status: 0 all well, 1 nothing could be read, 3 the source said that its answer was cut.
     """
     objective = _objective(slo_ms, slowest)
+    chosen = Selection(models=tuple(model or ()), modes=tuple(mode or ()))
     if baseline and baseline_window:
         raise typer.BadParameter("give --baseline or --baseline-window, not both")
     try:
@@ -71,8 +76,8 @@ def triage_command(
             TimeRange.parse(text) if text is not None else None
             for text in (window, baseline_window)
         )
-        healthy = [_load(baseline, mode, model)] if baseline else []
-        every = _load(sources, mode, model)
+        healthy = [_load(baseline, chosen)] if baseline else []
+        every = _load(sources, chosen)
         found = _triage(every, objective, trouble, before, healthy)
     except (SourceError, TimeRangeError) as error:
         raise _failure(str(error)) from None
@@ -121,25 +126,14 @@ class _Loaded:
         return int(self.traffic.requests["t0_ns"].max())
 
 
-def _load(sources: list[Path], mode: str, model: str) -> _Loaded:
-    batch = read_spans(sources)
-    table = build(batch.records)
-    handoffs = join(table, partial=batch.partial)
-    traffic = Traffic.of(handoffs, split(handoffs))
-    rows = traffic.requests
-    if mode:
-        traffic = traffic.pick(traffic.requests["mode"] == mode)
-    if model:
-        traffic = traffic.pick(traffic.requests["model"] == model)
+def _load(sources: list[Path], chosen: Selection) -> _Loaded:
+    loaded = load(sources)
+    every = Traffic.of(loaded.handoffs, split(loaded.handoffs))
+    traffic = every.pick(selected(every.requests, chosen))
     if not traffic.requests["t0_ns"].notna().any():
         names = ", ".join(str(source) for source in sources)
-        raise SourceError(
-            f"{names}: {len(batch.records)} spans and {len(rows)} requests, none of them usable"
-            + (f" with --mode {mode}" if mode else "")
-            + (f" with --model {model}" if model else "")
-        )
-    rejected = [f"rejected {count} of our spans: {why}" for why, count in table.rejected.items()]
-    return _Loaded(traffic, [*batch.notes, *rejected], batch.partial)
+        raise SourceError(f"{names}: none of {len(every)} requests is what was asked for")
+    return _Loaded(traffic, loaded.notes, loaded.partial)
 
 
 def _triage(
@@ -164,7 +158,9 @@ def _triage(
 def _within(loaded: _Loaded, window: TimeRange | None) -> Traffic:
     if window is None:
         return loaded.traffic
-    found = loaded.traffic.within(*window.at(loaded.end_ns))
+    start, end = window.at(loaded.end_ns)
+    rows = loaded.traffic.requests
+    found = loaded.traffic.pick(selected(rows, Selection(since_ns=start, until_ns=end)))
     if not len(found):
         raise TimeRangeError(f"no request arrived in {window}")
     return found

@@ -172,7 +172,7 @@ def test_a_wrong_call_is_told_apart_from_bad_input(
             ["--window", "2020-01-01..2020-01-02"],
             "no request arrived in 2020-01-01T00:00:00+00:00..2020-01-02",
         ),
-        (["--mode", "pull"], "none of them usable with --mode pull"),
+        (["--mode", "pull"], "none of 12 requests is what was asked for"),
         (["--baseline", "/nonexistent"], "/nonexistent"),
     ],
 )

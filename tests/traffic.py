@@ -24,7 +24,15 @@ MEANS_MS = {
     phases.FIRST_DECODE: 16.0,
     phases.EGRESS: 1.0,
 }
-_NO_INSTANT = ("back_told_ns", "attempted_ns", "allocated_ns", "received_ns", "rank_straggle_ns")
+_NO_INSTANT = (
+    "back_told_ns",
+    "attempted_ns",
+    "allocated_ns",
+    "received_ns",
+    "rank_straggle_ns",
+    "d_token_ns",
+    "external_tokens",
+)
 
 
 def healthy(
@@ -69,6 +77,8 @@ def _rows(random: np.random.Generator, index: pd.Index, p: int, d: int) -> pd.Da
         "slowest_rank": "",
         "outcome": "ok",
         "lower_bound": False,
+        "local": False,
+        "loads": True,
     }
     rows = pd.DataFrame(same, index=index)
     rows = rows.assign(
