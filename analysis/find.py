@@ -1,0 +1,102 @@
+"""Finding one request by what people have at hand: its id, a part of it, or a trace id."""
+
+import os
+import re
+from collections.abc import Sequence
+from heapq import nlargest
+from typing import Final
+
+import pandas as pd
+
+NEAREST: Final = 3
+_NUMBERED: Final = re.compile(r"^(.+)#(\d+)$", re.DOTALL)
+_TRACE_ID: Final = re.compile(r"[0-9a-f]{1,32}")
+
+
+class NotFound(LookupError):
+    """No request goes by that name; the message is a sentence with the nearest ids."""
+
+
+class SeveralFound(LookupError):
+    """Several requests go by that name: `labels`, in the order of `requests`."""
+
+    def __init__(self, why: str, labels: list[str]) -> None:
+        super().__init__(why)
+        self.labels = labels
+
+
+def find(requests: pd.DataFrame, spans: pd.DataFrame, wanted: str, same: Sequence[str] = ()) -> str:
+    """The label of the request that `wanted` names.
+
+    `requests`: label → `id`, `instance`. `spans`: our spans, with the labels as `request_id`,
+    `engine_request_id` and `trace_id`. `same`: other spellings of `wanted`, as the caller's id
+    inside vLLM's. Tried in this order, and the first that fits anything counts: an id, `id#2` for
+    the second request with an id, vLLM's own id of a leg, a trace id (also without its leading
+    zeros), the beginning of an id or of a trace id.
+
+    Raises `NotFound` and `SeveralFound`.
+    """
+    ids = requests["id"]
+    names = list(dict.fromkeys((wanted, *same)))
+    for why, found in (
+        (f"{wanted} was used by", requests.index[ids.isin([wanted])]),
+        (f"{wanted} was used by", _numbered(requests, wanted)),
+        (f"{wanted} is a leg of", _labels(spans, spans["engine_request_id"].isin([wanted]))),
+        (f"{wanted} was used by", requests.index[ids.isin(names)]),
+        (f"trace {wanted} holds", _labels(spans, spans["trace_id"].isin(_traces(wanted)))),
+        (f"{wanted} begins the ids of", requests.index[ids.str.startswith(wanted)]),
+        (f"{wanted} begins the trace ids of", _labels(spans, _trace_begins(spans, wanted))),
+    ):
+        labels = requests.index[requests.index.isin(found)].tolist() if wanted else []
+        if len(labels) == 1:
+            return str(labels[0])
+        if labels:
+            raise SeveralFound(f"{why} {len(labels)} requests", labels)
+    raise NotFound(_nothing(ids, wanted))
+
+
+def request_name(request_id: str, instance: int, again: bool) -> str:
+    """What `find` takes for this one request; `again`: others have the same id."""
+    return f"{request_id}#{instance}" if again else request_id
+
+
+def _numbered(requests: pd.DataFrame, wanted: str) -> pd.Index:
+    """The request that `id#2` means."""
+    match = _NUMBERED.match(wanted)
+    if match is None:
+        return requests.index[:0]
+    one = (requests["id"] == match[1]) & (requests["instance"] == int(match[2]))
+    return requests.index[one]
+
+
+def _labels(spans: pd.DataFrame, where: pd.Series) -> pd.Index:
+    found: pd.Index = pd.Index(spans.loc[where & ~spans["phantom"], "request_id"].unique())
+    return found
+
+
+def _traces(wanted: str) -> list[str]:
+    low = wanted.lower()
+    return [low.zfill(32)] if _TRACE_ID.fullmatch(low) else []
+
+
+def _trace_begins(spans: pd.DataFrame, wanted: str) -> pd.Series:
+    digits, low = spans["trace_id"], wanted.lower()
+    begins = digits.str.startswith(low) | digits.str.lstrip("0").str.startswith(low)
+    return begins & (_TRACE_ID.fullmatch(low) is not None)
+
+
+def _nothing(ids: pd.Series, wanted: str) -> str:
+    unique = ids.unique().tolist()
+    near = nlargest(NEAREST, unique, lambda name: _likeness(name, wanted))
+    near = [name for name in near if 2 * _likeness(name, wanted) >= len(wanted)] or near
+    what = "1 request is" if len(unique) == 1 else f"{len(unique)} requests are"
+    return f"no request or trace is called {wanted!r}; {what} there, nearest by name: " + ", ".join(
+        near
+    )
+
+
+def _likeness(name: str, wanted: str) -> int:
+    """How many characters agree at the beginning and at the end."""
+    front = len(os.path.commonprefix([name, wanted]))
+    back = len(os.path.commonprefix([name[front:][::-1], wanted[front:][::-1]]))
+    return front + back
