@@ -36,6 +36,15 @@ class Piece(NamedTuple):
     owned: bool
 
 
+class Whisker(NamedTuple):
+    """An edge of a phase in a lane, whose place is only known to `halfwidth_ns`."""
+
+    lane: str
+    phase: str
+    at_ns: int
+    halfwidth_ns: int
+
+
 def milliseconds(ns: float) -> str:
     """Nanoseconds as short milliseconds."""
     ms = ns / 1e6
@@ -66,20 +75,29 @@ def _stacked(bar: Bar, top: float, scale: float) -> str:
     return "".join(drawn)
 
 
-def waterfall(pieces: Sequence[Piece], ttft_ns: int, lanes: Mapping[str, str]) -> str:
+def waterfall(
+    pieces: Sequence[Piece],
+    ttft_ns: int,
+    lanes: Mapping[str, str],
+    whiskers: Sequence[Whisker] = (),
+) -> str:
     """Lanes from arrival to first token; `lanes` maps a lane's key to its label.
 
-    Hidden pieces are hatched. Phases that overlap in one lane get rows of their own.
+    Hidden pieces are hatched. Phases that overlap in one lane get rows of their own. `whiskers`
+    are drawn over their phase as error bars.
     """
     scale = PLOT / max(ttft_ns, 1)
     top, drawn = 4.0, []
     for lane, label in lanes.items():
-        rows = _rows([piece for piece in pieces if piece.lane == lane])
+        rows = stacked_rows([piece for piece in pieces if piece.lane == lane])
         height = max(len(rows), 1) * LANE
         drawn.append(_text(LABEL - 10, top + height / 2, label, "end", "lane"))
         drawn.append(_line(LABEL, LABEL + PLOT, top + height + 2))
         for place, row in enumerate(rows):
             drawn += [_piece(piece, top + place * LANE, scale) for piece in row]
+            here = {(piece.lane, piece.phase) for piece in row}
+            mine = [whisker for whisker in whiskers if whisker[:2] in here]
+            drawn += [_whisker(whisker, top + place * LANE, scale) for whisker in mine]
         top += height + 6
     axis = _axis(ttft_ns, scale, top + 2)
     return _svg(top + 30, "Timeline of one request", axis + "".join(drawn))
@@ -95,7 +113,16 @@ def _piece(piece: Piece, top: float, scale: float) -> str:
     return _rect(piece.phase, left, top + 1, width, LANE - 2, tip, hidden=not piece.owned)
 
 
-def _rows(pieces: Sequence[Piece]) -> list[list[Piece]]:
+def _whisker(whisker: Whisker, top: float, scale: float) -> str:
+    ends = (whisker.at_ns - whisker.halfwidth_ns, whisker.at_ns + whisker.halfwidth_ns)
+    left, right = (min(max(LABEL + ns * scale, LABEL), LABEL + PLOT) for ns in ends)
+    low, middle, high = top + 5, top + LANE / 2, top + LANE - 5
+    tip = f"{whisker.phase}: this edge is known to ± {milliseconds(whisker.halfwidth_ns)} ms"
+    path = f"M{left:.2f},{low}V{high}M{left:.2f},{middle}H{right:.2f}M{right:.2f},{low}V{high}"
+    return f'<g><title>{escape(tip)}</title><path class="whisker" d="{path}"/></g>'
+
+
+def stacked_rows(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Pieces in as few rows as needed for none to overlap; one phase stays in one row."""
     by_phase: dict[str, list[Piece]] = {}
     for piece in sorted(pieces, key=lambda p: (p.start_ns, p.end_ns)):
@@ -116,7 +143,7 @@ def _overlap(one: Piece, other: Piece) -> bool:
 
 
 def _axis(longest_ns: float, scale: float, top: float) -> str:
-    step = _step(longest_ns)
+    step = round_step(longest_ns, 10)
     marks = []
     for place in range(int(longest_ns // step) + 1):
         x = LABEL + place * step * scale
@@ -126,12 +153,12 @@ def _axis(longest_ns: float, scale: float, top: float) -> str:
     return "".join(marks)
 
 
-def _step(longest_ns: float) -> int:
-    """A round step that gives at most ten marks (ns)."""
+def round_step(longest_ns: float, most: int) -> int:
+    """A round step that gives at most `most` marks (ns)."""
     unit = 1000
     while True:
         for factor in STEPS:
-            if longest_ns / (unit * factor) <= 10:
+            if longest_ns / (unit * factor) <= most:
                 return unit * factor
         unit *= 10
 

@@ -20,6 +20,9 @@ HANDSHAKE_D: Final = HANDSHAKE_P + 1
 LAYERS: Final = HANDSHAKE_D + 1
 
 
+_Lane = str | npt.NDArray[np.object_]
+
+
 class _Edge(NamedTuple):
     """A phase that lies between two instants of the handoffs frame, and the lane it is drawn in."""
 
@@ -81,37 +84,54 @@ def instants(handoffs: Handoffs) -> pd.DataFrame:
     )
 
 
-def draw(handoffs: Handoffs) -> pd.DataFrame:
-    """All intervals: request_id, layer, lane, start_ns, end_ns (int64), end after start."""
+def draw(handoffs: Handoffs, by_rank: bool = False) -> pd.DataFrame:
+    """All intervals: request_id, layer, lane, start_ns, end_ns (int64), end after start.
+
+    A lane is a side; `by_rank`, what a rank did is in a lane of its own, `side/tp1` or
+    `side/pp1/tp0`.
+    """
     row = instants(handoffs)
     parts = [
         _piece(row.index, row[edge.start], row[edge.end], phases.PRIORITY[edge.phase], edge.lane)
         for edge in _EDGES
     ]
-    parts += [*_rank_pieces(handoffs, row), *_handshake_pieces(handoffs)]
-    parts += _back_pieces(handoffs, row)
+    parts += [*_rank_pieces(handoffs, row, by_rank), *_handshake_pieces(handoffs, by_rank)]
+    parts += _back_pieces(handoffs, row, by_rank)
     drawn = pd.concat(parts, ignore_index=True)
     return drawn[drawn["end_ns"] > drawn["start_ns"]].reset_index(drop=True)
 
 
-def _rank_pieces(handoffs: Handoffs, row: pd.DataFrame) -> list[pd.DataFrame]:
+def _lanes(side: _Lane, of: pd.DataFrame, by_rank: bool) -> _Lane:
+    """The lane of each row of `of`, which carries pp_rank and tp_rank."""
+    if not by_rank:
+        return side
+    names = [
+        f"/pp{pp}/tp{tp}" if pp else f"/tp{tp}"
+        for pp, tp in zip(of["pp_rank"], of["tp_rank"], strict=True)
+    ]
+    lanes: npt.NDArray[np.object_] = np.asarray(side, dtype=object) + np.array(names, dtype=object)
+    return lanes
+
+
+def _rank_pieces(handoffs: Handoffs, row: pd.DataFrame, by_rank: bool) -> list[pd.DataFrame]:
     """Match, submit and transfer of each rank; a transfer ends at most when all has landed."""
     ranks = handoffs.ranks
     ids = pd.Index(ranks["request_id"])
     initiator = row["mode"].map({semconv.MODE_PUSH: SIDE_PREFILL}).fillna(SIDE_DECODE)
-    lane = initiator.reindex(ids).to_numpy()
+    lane = _lanes(initiator.reindex(ids).to_numpy(dtype=object), ranks, by_rank)
+    on_p = _lanes(SIDE_PREFILL, ranks, by_rank)
     landed = row["landed_ns"].reindex(ids).set_axis(ranks.index)
     done = ranks["done_ns"].where(~(landed < ranks["done_ns"]).fillna(False), landed)
     counted = row["p_counts"].reindex(ids).to_numpy()
     both = ranks["both_ns"].where(counted)
     return [
-        _piece(ids, both, ranks["begin_ns"], phases.PRIORITY[phases.MATCH], SIDE_PREFILL),
+        _piece(ids, both, ranks["begin_ns"], phases.PRIORITY[phases.MATCH], on_p),
         _piece(ids, ranks["begin_ns"], ranks["posted_ns"], phases.PRIORITY[phases.SUBMIT], lane),
         _piece(ids, ranks["wire_ns"], done, phases.PRIORITY[phases.TRANSFER], lane),
     ]
 
 
-def _back_pieces(handoffs: Handoffs, row: pd.DataFrame) -> list[pd.DataFrame]:
+def _back_pieces(handoffs: Handoffs, row: pd.DataFrame, by_rank: bool) -> list[pd.DataFrame]:
     """Submit and transfer of each rank of P that reads back."""
     ranks = handoffs.back_ranks
     ids = pd.Index(ranks["request_id"])
@@ -119,20 +139,21 @@ def _back_pieces(handoffs: Handoffs, row: pd.DataFrame) -> list[pd.DataFrame]:
     begin, wire = ranks["begin_ns"].where(counted), ranks["wire_ns"].where(counted)
     landed = row["back_landed_ns"].reindex(ids).set_axis(ranks.index)
     done = ranks["done_ns"].where(~(landed < ranks["done_ns"]).fillna(False), landed)
+    lane = _lanes(SIDE_PREFILL, ranks, by_rank)
     return [
-        _piece(ids, begin, ranks["posted_ns"], phases.PRIORITY[phases.SUBMIT], SIDE_PREFILL),
-        _piece(ids, wire, done, phases.PRIORITY[phases.TRANSFER], SIDE_PREFILL),
+        _piece(ids, begin, ranks["posted_ns"], phases.PRIORITY[phases.SUBMIT], lane),
+        _piece(ids, wire, done, phases.PRIORITY[phases.TRANSFER], lane),
     ]
 
 
-def _handshake_pieces(handoffs: Handoffs) -> list[pd.DataFrame]:
+def _handshake_pieces(handoffs: Handoffs, by_rank: bool) -> list[pd.DataFrame]:
     found = handoffs.handshakes
     parts = []
     for side, layer in ((SIDE_PREFILL, HANDSHAKE_P), (SIDE_DECODE, HANDSHAKE_D)):
         mine = found[found["side"] == side]
-        ids = pd.Index(mine["request_id"])
+        ids, lane = pd.Index(mine["request_id"]), _lanes(side, mine, by_rank)
         for place in (layer, phases.PRIORITY[phases.HANDSHAKE]):
-            parts.append(_piece(ids, mine["start_ns"], mine["end_ns"], place, side))
+            parts.append(_piece(ids, mine["start_ns"], mine["end_ns"], place, lane))
     return parts
 
 
@@ -141,7 +162,7 @@ def _piece(
     start: pd.Series,
     end: pd.Series,
     layer: int,
-    lane: str | npt.NDArray[np.object_],
+    lane: _Lane,
 ) -> pd.DataFrame:
     """Rows of one layer whose two edges are both known."""
     known = (start.notna().to_numpy() & end.notna().to_numpy()).astype(np.bool_)

@@ -66,6 +66,7 @@ text.on{fill:#fff;font-weight:550}text.onhid{fill:var(--ink)}
 text.tick{fill:var(--soft);font-size:10.5px}text.total,text.lane{font-weight:600}
 line.grid{stroke:var(--grid)}line.rule{stroke:var(--line)}
 .hid{opacity:.42}.hatch{fill:url(#hatch)}#hatch path{stroke:var(--hatch);stroke-width:2.2}
+path.whisker{stroke:var(--ink);stroke-width:1.6;fill:none}
 .key{display:flex;flex-wrap:wrap;gap:4px 18px;margin:2px 0 8px;font-size:12.5px}
 .swatch{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;
 vertical-align:-1px}

@@ -8,7 +8,7 @@ import pandas as pd
 from pdtrace.analysis import phases, sweep
 from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.intervals import draw
-from pdtrace.analysis.split import Split, phase_segments
+from pdtrace.analysis.split import WINDOW, Split, phase_segments
 
 
 def slowest(split: Split, count: int) -> list[str]:
@@ -18,27 +18,45 @@ def slowest(split: Split, count: int) -> list[str]:
 
 
 def timeline(handoffs: Handoffs, split: Split, ids: Sequence[str]) -> pd.DataFrame:
+    """Pieces of requests that have a split, see `pieces`; ranks share their side's lane."""
+    return pieces(handoffs, split.requests.loc[list(ids)])
+
+
+def pieces(handoffs: Handoffs, whole: pd.DataFrame, by_rank: bool = False) -> pd.DataFrame:
     """Pieces to draw: request_id, lane, phase, start_ns, end_ns (from arrival), owned.
 
-    A phase is cut where its ownership changes: `owned` pieces are exposed, the others hidden.
+    `whole`: rows of the handoffs' requests, which say the window by `t0_ns` and `t1_ns`. A phase
+    is cut where its ownership changes: `owned` pieces are exposed, the others hidden. Time that
+    nothing explains is owned by `unattributed` in a lane of that name. `by_rank`: where several
+    ranks of a side took part, what each did is in a lane of its own (see `intervals.draw`).
     """
-    whole = split.requests.loc[list(ids)]
-    drawn = draw(handoffs)
-    drawn = drawn[drawn["request_id"].isin(ids) & (drawn["layer"] < len(phases.NAMES))]
-    found = phase_segments(draw(handoffs), whole)
-    cuts = _cuts(found, whole)
+    drawn = draw(handoffs, by_rank)
+    cuts = _cuts(phase_segments(drawn, whole), whole)
+    drawn = drawn[drawn["request_id"].isin(whole.index) & (drawn["layer"] < len(phases.NAMES))]
     pairs = cuts.merge(drawn, on=["request_id", "layer"], suffixes=("", "_drawn"))
     inside = (pairs["start_ns"] >= pairs["start_ns_drawn"]) & (
         pairs["end_ns"] <= pairs["end_ns_drawn"]
     )
-    pieces = pairs[inside].drop_duplicates(["request_id", "lane", "layer", "start_ns"])
-    arrival = whole["t0_ns"].reindex(pieces["request_id"]).to_numpy(np.int64)
-    pieces = pieces.assign(
-        phase=[phases.NAMES[layer] for layer in pieces["layer"]],
-        start_ns=pieces["start_ns"] - arrival,
-        end_ns=pieces["end_ns"] - arrival,
+    blank = cuts[cuts["owned"] & (cuts["layer"] == WINDOW)].assign(lane=phases.UNATTRIBUTED)
+    columns = ["request_id", "lane", "layer", "start_ns", "end_ns", "owned"]
+    both = pd.concat([pairs.loc[inside, columns], blank[columns]], ignore_index=True)
+    both = both.drop_duplicates(columns[:4])
+    both["lane"] = _shared_lanes(both)
+    arrival = whole["t0_ns"].reindex(both["request_id"]).to_numpy(np.int64)
+    both = both.assign(
+        phase=[phases.NAMES[layer] for layer in both["layer"]],
+        start_ns=both["start_ns"] - arrival,
+        end_ns=both["end_ns"] - arrival,
     )
-    return _joined(pieces[["request_id", "lane", "phase", "start_ns", "end_ns", "owned"]])
+    return _joined(both[["request_id", "lane", "phase", "start_ns", "end_ns", "owned"]])
+
+
+def _shared_lanes(both: pd.DataFrame) -> pd.Series:
+    """The lane of each piece; that of an only rank is its side's."""
+    side = both["lane"].str.partition("/")[0]
+    ranks = both["lane"].where(both["lane"] != side)
+    several = ranks.groupby([both["request_id"], side]).transform("nunique") > 1
+    return both["lane"].where(several, side)
 
 
 def _cuts(found: sweep.Segments, whole: pd.DataFrame) -> pd.DataFrame:

@@ -129,7 +129,7 @@ def _notifications(cone: Cone, found: pd.DataFrame) -> pd.Series:
 
 
 def handshakes(cone: Cone, requests: pd.DataFrame) -> pd.DataFrame:
-    """The handshakes that a request waits for: request_id, side, start_ns, end_ns.
+    """The handshakes that a request waits for: request_id, side, ranks, start_ns, end_ns.
 
     D's counts until P has the registration (push) or the READs are posted (pull), P's until
     the WRITEs are posted (push) or what it reads back. One that became usable only afterwards was
@@ -152,7 +152,7 @@ def handshakes(cone: Cone, requests: pd.DataFrame) -> pd.DataFrame:
         usable = mine.groupby(RANK)["end_ns"].transform("max")
         latest = limit.iloc[mine["key"]].set_axis(mine.index)
         kept.append(mine[(usable <= latest).fillna(True).astype("bool")])
-    columns = ["request_id", "key", "side", "start_ns", "end_ns"]
+    columns = ["request_id", *RANK, "side", "start_ns", "end_ns"]
     return pd.concat(kept)[columns].reset_index(drop=True)
 
 

@@ -14,6 +14,7 @@ COMMANDS: Final = {
     "demo": "push and pull on real engines, and the split of both side by side",
     "doctor": "whether traces would come, and if not, why",
     "export": "write a store as OTLP JSON lines",
+    "show": "one request as a waterfall, with a sentence for each phase",
     "split": "where each first token waited",
     "triage": "which factor explains slow first tokens",
 }

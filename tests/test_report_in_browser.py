@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pdtrace.cli.show_cmd import app as show_app
 from pdtrace.cli.split_cmd import app
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -49,6 +50,17 @@ def test_the_page_shows_every_request_and_runs_no_script(page: Path, tmp_path: P
     for number in ("16", "17", "18"):
         assert f"3d2f0f6e-2222-4b4b-8b8b-0000000000{number}" in done.stdout
     assert "<svg" in done.stdout and "<script" not in done.stdout
+
+
+def test_the_page_of_one_request_draws_its_lanes(tmp_path: Path) -> None:
+    """`pdtrace show --html`: a waterfall and a sentence for each phase, no error."""
+    path = tmp_path / "one.html"
+    wanted = "3d2f0f6e-2222-4b4b-8b8b-000000000018"
+    show_app(args=[str(CASE), wanted, "--html", str(path)], standalone_mode=False)
+    done = chromium(tmp_path, "--enable-logging=stderr", "--dump-dom", path.as_uri())
+    assert done.returncode == 0, done.stderr
+    assert "CONSOLE" not in done.stderr
+    assert "<svg" in done.stdout and "no free KV blocks" in done.stdout
 
 
 def test_the_picture_is_not_blank(page: Path, tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""`pdtrace show`: one request as a waterfall, with a sentence for each phase."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import pandas as pd
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from pdtrace.analysis.atomic import atomic_file
+from pdtrace.analysis.find import NotFound, SeveralFound, find, request_name
+from pdtrace.analysis.handoffs import Handoffs
+from pdtrace.analysis.load import Loaded, load
+from pdtrace.analysis.report import milliseconds
+from pdtrace.analysis.report_style import COLOURS
+from pdtrace.analysis.show import Shown, as_json, show
+from pdtrace.analysis.show_html import page
+from pdtrace.analysis.show_text import SOFT, Line, lines, plain
+from pdtrace.analysis.sources import SourceError
+from pdtrace.tracing.ids import base_request_id
+
+LISTED = 20
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def show_command(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(help="What `pdtrace split` reads: stores, OTLP files, vLLM logs."),
+    ],
+    request: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST_OR_TRACE_ID",
+            help="A request id, its beginning, ID#2 for the second request with an id, one of "
+            "vLLM's own ids, or a trace id.",
+        ),
+    ],
+    as_json_: Annotated[
+        bool, typer.Option("--json", help="The same as one JSON object, times in ns.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write one self-contained HTML page here.")
+    ] = None,
+) -> None:
+    """Show one request as a waterfall, with a sentence for each phase.
+
+    Exit status: 0 all well, 1 nothing could be read or no single request goes by that name, 3 the
+    source said that its answer was cut.
+    """
+    loaded = _load(sources)
+    label = _label(loaded.handoffs, request)
+    shown = show(loaded.handoffs, label)
+    if html is not None:
+        _write(html, page(shown, [str(source) for source in sources], loaded.notes).encode())
+    if as_json_:
+        sys.stdout.buffer.write(orjson.dumps(as_json(shown)) + b"\n")
+        sys.stdout.buffer.flush()
+    else:
+        _print(shown)
+    for note in loaded.notes:
+        typer.echo(f"note: {note}", err=True)
+    if loaded.partial:
+        raise typer.Exit(3)
+
+
+def _load(sources: list[Path]) -> Loaded:
+    try:
+        return load(sources)
+    except SourceError as error:
+        raise _failure(str(error)) from None
+
+
+def _label(handoffs: Handoffs, wanted: str) -> str:
+    try:
+        return find(handoffs.requests, handoffs.spans, wanted, (base_request_id(wanted),))
+    except NotFound as error:
+        raise _failure(plain(str(error))) from None
+    except SeveralFound as error:
+        sentence = f"{plain(str(error))}; name one of them as it stands here:"
+        raise _failure("\n".join([sentence, *_listing(handoffs, error.labels)])) from None
+
+
+def _listing(handoffs: Handoffs, labels: list[str]) -> list[str]:
+    """One line per request: what to call it, its mode, its TTFT or how it ended."""
+    requests = handoffs.requests
+    again = requests["id"].duplicated(keep=False)
+    listed = []
+    for row in requests.assign(again=again).loc[labels[:LISTED]].to_dict("records"):
+        name = plain(request_name(row["id"], row["instance"], row["again"]))
+        none = pd.isna(row["ttft_ns"])
+        ttft = "" if none else f"TTFT {milliseconds(int(row['ttft_ns']), row['lower_bound'])} ms"
+        said = ttft or f"no TTFT ({row['outcome'] or 'open'})"
+        listed.append(f"  {name}  {row['mode'] or 'mode not known'}, {said}")
+    more = len(labels) - len(listed)
+    return [*listed, f"  … and {more} more"] if more else listed
+
+
+def _print(shown: Shown) -> None:
+    width = shutil.get_terminal_size((80, 24)).columns
+    console = Console(width=max(width, 60), highlight=False, soft_wrap=True)
+    try:
+        for line in lines(shown, width):
+            console.print(_rich(line), end="\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has enough; Python would complain once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+
+
+def _rich(line: Line) -> Text:
+    styles = {**COLOURS, SOFT: "dim"}
+    whole = "".join(run.text for run in line).rstrip()
+    text = Text.assemble(*((run.text, styles.get(run.style, run.style)) for run in line))
+    return text[: len(whole)] if len(text) > len(whole) else text
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        with atomic_file(path) as file:
+            file.write(content)
+    except OSError as error:
+        raise _failure(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _failure(sentence: str) -> typer.Exit:
+    typer.echo(f"pdtrace show: {sentence}", err=True)
+    return typer.Exit(1)
