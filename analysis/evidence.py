@@ -16,19 +16,22 @@ CLOCKS_NOT_KNOWN: Final = "clocks_not_known"
 LEASE_EXPIRED: Final = "lease_expired"
 """The lease ran out before the last rank landed: the answer may rest on reused blocks."""
 ABORTED: Final = "aborted"
+ADJUSTED: Final = "adjusted_by_backend"
+"""The trace store moved times of this request: nothing between processes is known."""
+MOVED: Final = "the trace store moved times of this request, so nothing between processes is known"
+EVIDENCE_OWN: Final = "own"
+EVIDENCE_FOREIGN: Final = "foreign"
 MISPAIRED: Final = "mispaired"
 """The blocks moved between this request and another one with the same id: the answer is wrong."""
 PHANTOM: Final = "phantom_request"
 """vLLM made an empty request of its own after this one had failed on D."""
 
 
-def clocks(
-    cone: Cone, one_clock: pd.Series, halfwidth_ns: pd.Series | None
-) -> dict[str, pd.Series]:
+def clocks(cone: Cone, row: pd.DataFrame, halfwidth_ns: pd.Series | None) -> dict[str, pd.Series]:
     """`clock_halfwidth_ns` (0 on one clock, `<NA>` when not known) and `aligned`.
 
     Not `one_clock`: instants of others, who name no clock, stand beside those of other processes.
-    They are taken as they are, with a flag.
+    They are taken as they are, with a flag. Times that the trace store moved are on no clock.
     """
     named = cone.spans[cone.spans["clock_id"] != ""]
     pairs = named[["key", "clock_id"]].drop_duplicates()
@@ -37,8 +40,8 @@ def clocks(
     estimate = pd.Series(pd.NA, index=cone.requests, dtype="Int64")
     if halfwidth_ns is not None:
         estimate = halfwidth_ns.astype("Int64").reindex(cone.requests)
-    width = zero.where(~several, estimate)
-    return {"clock_halfwidth_ns": width.where(one_clock), "aligned": width.notna()}
+    width = zero.where(~several, estimate).mask(row["adjusted"])
+    return {"clock_halfwidth_ns": width.where(row["one_clock"]), "aligned": width.notna()}
 
 
 def flags(
@@ -52,7 +55,7 @@ def flags(
     missing = _missing(cone, row)
     holds = {
         "cold_handshake": cone.listed(handshakes),
-        "joined_by_request_id": _several_traces(cone),
+        "joined_by_request_id": _several_traces(cone) | _other_trace(row),
         LEASE_EXPIRED: _expired_early(cone, row),
         "load_failed_recompute": _recomputed(cone, row),
         "second_registration": _second_registration(cone),
@@ -60,12 +63,14 @@ def flags(
         "several_choices": _several_choices(cone, own),
         MISPAIRED: cone.listed(cone.spans[cone.spans["mispaired"]]),
         PHANTOM: cone.listed(own[own["phantom"]]),
-        ABORTED: row["t1_ns"].isna() & _aborted(cone, own),
+        ABORTED: row["t1_ns"].isna()
+        & (_aborted(cone, own) | (row["failed_elsewhere"] == semconv.ERROR_ABORTED)),
+        ADJUSTED: row["adjusted"],
         "partial_trace": partial & pd.DataFrame(missing).any(axis=1),
         **missing,
-        CLOCKS_NOT_ALIGNED: ~row["aligned"],
+        CLOCKS_NOT_ALIGNED: ~row["aligned"] & ~row["adjusted"],
         CLOCKS_NOT_KNOWN: row["aligned"] & ~row["one_clock"],
-        "foreign_evidence": row["elsewhere"],
+        "foreign_evidence": row["elsewhere"] & (row["evidence"] == EVIDENCE_OWN),
     }
     held = pd.DataFrame(holds).astype("bool")
     names = sorted(held.columns)
@@ -82,6 +87,12 @@ def flags(
 def _several_traces(cone: Cone) -> pd.Series:
     pairs = cone.spans[["key", "trace_id"]].drop_duplicates()
     return cone.listed(pairs[pairs.duplicated("key")])
+
+
+def _other_trace(row: pd.DataFrame) -> pd.Series:
+    """Legs of others that were used are of another trace, or of several."""
+    named = (row["trace_elsewhere"] != "") & (row["trace_id"] != row["trace_elsewhere"])
+    return (named | row["several_traces"]) & row["elsewhere"]
 
 
 def _expired_early(cone: Cone, row: pd.DataFrame) -> pd.Series:
@@ -129,7 +140,7 @@ def _missing(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
     initiator = row["p_known"].where(push, row["d_known"])
     wanted = row["loads"] & row["p_expected"] & row["t1_ns"].notna()
     return {
-        "missing_router": ~cone.has(semconv.SPAN_REQUEST),
+        "missing_router": ~row["router_known"],
         "missing_prefill": row["p_counts"] & ~row["p_known"],
         "missing_decode": ~row["d_known"],
         "missing_transfer": wanted & initiator & ~moved,

@@ -1,155 +1,156 @@
 """What other producers know of a request: instants that fill what our own spans leave open.
 
-Read so far: the events of `kv_log`. They carry no rank, no host and hashed ids, so a request's
-spans of ours are found by hashing their ids; what fits none is a request by its hash.
+Each producer has a file that tells what it knows in the columns below, one row per request. Here
+they are laid over each other and under our own spans: for every instant the best evidence counts.
 """
 
-import hashlib
-import re
-from collections.abc import Iterable, Iterator
+from functools import reduce
 from typing import Final
 
 import pandas as pd
 
-from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
+from pdtrace.analysis import foreign_kv_log, foreign_spans
+from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER
 from pdtrace.analysis.cone import earlier, first_known
-from pdtrace.analysis.identity import peer_is_of_this_request
+from pdtrace.analysis.table import SpansTable
 from pdtrace.tracing import semconv
 
-_SUFFIX: Final = re.compile(r"-[0-9a-f]{8}$")
-_FAILURES: Final = ("registration_failed", "transfer_failed")
-_BY_INITIATOR: Final = ("transfer_started", "transfer_completed")
+INSTANTS: Final = (
+    "router_start_ns",
+    "router_token_ns",
+    "prefill_leg_end_ns",
+    "p_arrival_ns",
+    "p_has_ns",
+    "p_scheduled_ns",
+    "p_end_ns",
+    "d_arrival_ns",
+    "d_has_ns",
+    "d_scheduled_ns",
+    "d_token_ns",
+    "allocated_ns",
+    "received_ns",
+    "matched_ns",
+    "started_ns",
+    "completed_ns",
+    "seen_ns",
+)
+"""`*_arrival_ns`: an API server has the request, which is before its engine has it."""
+TEXTS: Final = ("mode", "failed", "trace_id", "reason", "p_host", "d_host")
+TRUTHS: Final = (
+    SIDE_PREFILL,
+    SIDE_DECODE,
+    SIDE_ROUTER,
+    "clockless",
+    "several_traces",
+    "adjusted",
+)
+"""Heard of on that side; names no clock at all; found in several traces; times moved."""
 
 
-def marks(spans: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
-    """One row per event of another producer: label, event, side, mode, time_ns.
+def told(table: SpansTable, own: pd.DataFrame) -> pd.DataFrame:
+    """One row per request that another producer names, by label, with all columns.
 
-    `label` is that of our own request where its hash fits one, else the hash itself. Of several
-    requests with one hash on a side (a retry, a choice) the last one's events are kept.
+    `own`: our spans as `attempts.own_spans` gives them.
     """
-    events = spans[spans["name"].str.startswith(semconv.KV_LOG_SPAN)]
-    events = events[events["role"].isin((SIDE_PREFILL, SIDE_DECODE))]
-    known = dict(_hashes(own)) if len(events) else {}
-    legs, groups = events["engine_request_id"].tolist(), events["request_id"].tolist()
-    label = [
-        known.get(leg) or known.get(group) or group for leg, group in zip(legs, groups, strict=True)
-    ]
-    found = pd.DataFrame(
-        {
-            "label": pd.Series(label, index=events.index, dtype="str"),
-            "event": events["name"].str.removeprefix(semconv.KV_LOG_SPAN),
-            "side": events["role"],
-            "mode": events["mode"],
-            "time_ns": events["start_ns"],
-            "leg": events["engine_request_id"],
-        }
-    )
-    last = found.sort_values(["time_ns", "leg"]).groupby(["label", "side"])["leg"].transform("last")
-    return found[found["leg"] == last].drop(columns="leg")
+    each = [foreign_spans.told(table, own), foreign_kv_log.told(table.spans, own)]
+    known = [frame for frame in each if len(frame)] or each[:1]
+    labels = reduce(lambda one, other: one.union(other), (frame.index for frame in known))
+    return over_each_other([complete(frame, labels) for frame in known])
 
 
-def _hashes(own: pd.DataFrame) -> Iterator[tuple[str, str]]:
-    """Hashes by which an event may name a request of ours, each with the request's label.
-
-    Of the internal ids that our spans name, and of those that vLLM makes of a caller's id.
-    """
-    for label, request_id in _pairs(own, "id"):
-        for made in (f"cmpl-{request_id}-0", f"chatcmpl-{request_id}"):
-            yield _hash(made), label
-    peers = own[peer_is_of_this_request(own)]
-    for spans, column in ((peers, "peer_engine_request_id"), (own, "engine_request_id")):
-        for label, engine_id in _pairs(spans[spans[column] != ""], column):
-            yield _hash(_SUFFIX.sub("", engine_id)), label
-            yield _hash(engine_id), label
+def complete(frame: pd.DataFrame, labels: pd.Index) -> pd.DataFrame:
+    """The frame for exactly these requests, with every column."""
+    found = frame.reindex(labels)
+    nothing = pd.Series(pd.NA, index=labels, dtype="Int64")
+    columns = {name: found[name].astype("Int64") if name in found else nothing for name in INSTANTS}
+    for name in TEXTS:
+        said = found[name].fillna("") if name in found else ""
+        columns[name] = pd.Series(said, index=labels, dtype="str")
+    for name in TRUTHS:
+        columns[name] = found[name].eq(True) if name in found else pd.Series(False, index=labels)
+    return pd.DataFrame(columns)
 
 
-def _pairs(own: pd.DataFrame, column: str) -> Iterable[tuple[str, str]]:
-    found = own[["request_id", column]].drop_duplicates()
-    return zip(found["request_id"], found[column], strict=True)
-
-
-def _hash(text: str) -> str:
-    key = semconv.KV_LOG_HASH_KEY.encode()
-    return hashlib.blake2b(text.encode(), digest_size=8, person=key).hexdigest()
-
-
-def instants(found: pd.DataFrame, requests: pd.Index) -> pd.DataFrame:
-    """One row per request: nullable ns, `mode`, `failed`, and `prefill`, `decode` (bool: heard of).
-
-    `started_ns`, `completed_ns` are the initiator's (P in push, D in pull), `seen_ns` is the other
-    side's completion; of several (one a rank) the last one counts.
-    """
-    mode = found.groupby("label")["mode"].first().reindex(requests).fillna("").astype("str")
-    push = mode == semconv.MODE_PUSH
-
-    def at(event: str, side: str, last: bool = False) -> pd.Series:
-        rows = found[(found["event"] == event) & (found["side"] == side)].groupby("label")
-        times = rows["time_ns"].max() if last else rows["time_ns"].min()
-        return times.astype("Int64").reindex(requests)
-
-    by_p, by_d = (
-        [at(event, side, last=True) for event in _BY_INITIATOR]
-        for side in (SIDE_PREFILL, SIDE_DECODE)
-    )
-    staged = at("registration_staged", SIDE_DECODE)
-    table = {
-        "p_end_ns": at("transfer_staged", SIDE_PREFILL),
-        "allocated_ns": staged.where(push, at("transfer_staged", SIDE_DECODE)),
-        "received_ns": at("registration_received", SIDE_PREFILL),
-        "matched_ns": at("blocks_matched", SIDE_PREFILL),
-        "started_ns": by_p[0].where(push, by_d[0]),
-        "completed_ns": by_p[1].where(push, by_d[1]),
-        "seen_ns": by_d[1].where(push, by_p[1]),
-    }
-    sides = {
-        side: found.loc[found["side"] == side, "label"] for side in (SIDE_PREFILL, SIDE_DECODE)
-    }
-    heard = {side: requests.isin(labels.unique()) for side, labels in sides.items()}
-    return pd.DataFrame({**table, "mode": mode, "failed": _failed(found, mode), **heard})
-
-
-def _failed(found: pd.DataFrame, mode: pd.Series) -> pd.Series:
-    """The `error.type` of a failure that an event tells of, "" where none does."""
-    moving = mode.map(
-        {
-            semconv.MODE_PUSH: semconv.ERROR_WRITE_FAILED,
-            semconv.MODE_PULL: semconv.ERROR_READ_FAILED,
-        }
-    ).fillna("")
-    labels = {event: found.loc[found["event"] == event, "label"] for event in _FAILURES}
-    registration, transfer = (mode.index.isin(labels[event].unique()) for event in _FAILURES)
-    failed = moving.where(transfer, "").mask(registration, semconv.ERROR_REGISTRATION_FAILED)
-    return failed.astype("str")
+def over_each_other(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """For each value the first frame that knows it."""
+    best = frames[0]
+    for other in frames[1:]:
+        best = pd.DataFrame(
+            {name: first_known(best[name], other[name]) for name in INSTANTS}
+            | {name: best[name].where(best[name] != "", other[name]) for name in TEXTS}
+            | {name: best[name] | other[name] for name in TRUTHS}
+        )
+    return best
 
 
 def fill(row: pd.DataFrame, told: pd.DataFrame) -> dict[str, pd.Series]:
     """Columns of the handoffs' rows with the gaps filled; what our own spans say stays.
 
-    `elsewhere`: something was missing and others knew it. `one_clock`: all is from one process
-    group at most, so that nothing is between two clocks that were never compared.
+    `elsewhere`: something was missing and others knew it. `one_clock`: nothing is between two
+    clocks that were never compared.
     """
     landed = earlier(told["completed_ns"], told["seen_ns"])
-    by_p, by_d = told[SIDE_PREFILL] & ~row["p_known"], told[SIDE_DECODE] & ~row["d_known"]
-    others = row["p_known"] | row["d_known"] | row["router_start_ns"].notna()
     # P has blocks and registration when it matches them; which of the two was last is seen
     # by whether the registration came after prefill ended.
     in_time = (told["received_ns"] <= told["p_end_ns"]).fillna(True).astype("bool")
+    by_p, by_d = told[SIDE_PREFILL] & ~row["p_known"], told[SIDE_DECODE] & ~row["d_known"]
+    by_router = told[SIDE_ROUTER] & row["router_start_ns"].isna()
+    same = (
+        *("router_start_ns", "router_token_ns", "prefill_leg_end_ns"),
+        *("p_has_ns", "p_scheduled_ns", "p_end_ns", "d_has_ns", "d_scheduled_ns", "d_token_ns"),
+        *("allocated_ns", "received_ns"),
+    )
     return {
-        "p_end_ns": first_known(row["p_end_ns"], told["p_end_ns"]),
+        **{name: first_known(row[name], told[name]) for name in same},
+        "p_arrival_ns": first_known(row["p_first_ns"], told["p_arrival_ns"], told["p_has_ns"]),
+        "d_arrival_ns": first_known(row["d_first_ns"], told["d_arrival_ns"], told["d_has_ns"]),
+        "p_first_ns": first_known(row["p_first_ns"], told["p_has_ns"]),
+        "d_first_ns": first_known(row["d_first_ns"], told["d_has_ns"]),
         "p_known": row["p_known"] | told[SIDE_PREFILL],
         "d_known": row["d_known"] | told[SIDE_DECODE],
-        "allocated_ns": first_known(row["allocated_ns"], told["allocated_ns"]),
+        "router_known": row["router_start_ns"].notna() | told[SIDE_ROUTER],
         "blocks_ns": first_known(row["blocks_ns"], told["matched_ns"].where(in_time)),
-        "received_ns": first_known(row["received_ns"], told["received_ns"]),
         "posted_ns": first_known(row["posted_ns"], told["started_ns"]),
         "landed_ns": first_known(row["landed_ns"], landed),
         "mode": row["mode"].where(row["mode"] != "", told["mode"]),
         "waits_elsewhere": by_d & told["allocated_ns"].notna(),
         "moved_elsewhere": told["started_ns"].notna() & told["completed_ns"].notna(),
         "failed_elsewhere": told["failed"],
-        "elsewhere": by_p | by_d,
-        "one_clock": ~((by_p & by_d) | ((by_p | by_d) & others)),
+        "trace_elsewhere": told["trace_id"],
+        "several_traces": told["several_traces"],
+        "adjusted": told["adjusted"] & (by_p | by_d | by_router),
+        "reason": _reasons(told, by_p | by_d | by_router | (row["evidence"] != "own"), by_d),
+        "elsewhere": by_p | by_d | by_router,
+        "one_clock": _one_clock(row, told, by_p, by_d, by_router),
     }
+
+
+def _reasons(told: pd.DataFrame, used: pd.Series, by_d: pd.Series) -> pd.Series:
+    """Why something is not known of a request that others tell of; "" where nothing is to say."""
+    wait = (told["d_scheduled_ns"] - told["d_has_ns"]).where(by_d)
+    named = [
+        "" if pd.isna(ns) or not ns else f"D's time_in_queue of {ns / 1e6:g} ms {_CONTAINS}"
+        for ns in wait
+    ]
+    pairs = zip(told["reason"].where(used, ""), named, strict=True)
+    said = ["; ".join(text for text in pair if text) for pair in pairs]
+    return pd.Series(said, index=told.index, dtype="str")
+
+
+_CONTAINS: Final = "contains the whole KV wait, so it is no phase"
+
+
+def _one_clock(
+    row: pd.DataFrame, told: pd.DataFrame, by_p: pd.Series, by_d: pd.Series, by_router: pd.Series
+) -> pd.Series:
+    """False where instants of others, who name no clock, stand beside another process's.
+
+    Other producers' spans alone are taken to share one clock unless they name different hosts.
+    """
+    ours = row["p_known"] | row["d_known"] | row["router_start_ns"].notna()
+    apart = (told["p_host"] != told["d_host"]) & (told["p_host"] != "") & (told["d_host"] != "")
+    between = by_p & by_d & (told["clockless"] | apart)
+    return ~(between | ((by_p | by_d | by_router) & ours))
 
 
 def ranks(told: pd.DataFrame, known: pd.DataFrame, requests: pd.Index) -> pd.DataFrame:

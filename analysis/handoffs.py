@@ -5,7 +5,6 @@ are left out here, so that everything after it sees only ancestors of the first 
 """
 
 from dataclasses import dataclass
-from typing import Final
 
 import pandas as pd
 
@@ -19,14 +18,12 @@ from pdtrace.analysis.attempts import (
     own_spans,
 )
 from pdtrace.analysis.cone import Cone, earlier, first_known
-from pdtrace.analysis.evidence import clocks, flags
+from pdtrace.analysis.evidence import EVIDENCE_FOREIGN, EVIDENCE_OWN, MOVED, clocks, flags
 from pdtrace.analysis.facts import facts
+from pdtrace.analysis.identity import ANOTHER
 from pdtrace.analysis.outcomes import outcomes
 from pdtrace.analysis.table import SpansTable
 from pdtrace.tracing import semconv
-
-EVIDENCE_OWN: Final = "own"
-EVIDENCE_FOREIGN: Final = "foreign"
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ def join(
     `partial`: the source said that its answer was cut, so a missing side says nothing.
     """
     own = own_spans(table.spans)
-    others = foreign.marks(table.spans, own)
+    others = foreign.told(table, own)
     row = _named(own, others)
     own["key"] = row.index.get_indexer(pd.Index(own["request_id"])).astype("int64")
     tries = attempts(own)
@@ -69,14 +66,16 @@ def join(
         **sides.read_back(cone, back),
     )
     row["mode"] = _mode(cone)
-    told = foreign.instants(others, row.index)
+    told = foreign.complete(others, row.index)
     row = row.assign(**foreign.fill(row, told))
+    row["adjusted"] |= cone.listed(cone.spans[cone.spans["adjusted"]])
+    row["reason"] = row["reason"].mask(row["adjusted"] & (row["reason"] == ""), MOVED)
     found = foreign.ranks(told, found, row.index)
     row["concurrent"] = _concurrent(cone, row)
     row = row.assign(**_membership(cone, row), **_tokens(cone), **facts(cone))
     row = row.assign(**_window(row)).assign(**_ways(row))
     handshakes = transfers.handshakes(cone, row)
-    row = row.assign(**_names(cone, row), **clocks(cone, row["one_clock"], halfwidth_ns))
+    row = row.assign(**_names(cone, row), **clocks(cone, row, halfwidth_ns))
     row = row.assign(**_on_one_clock(row))
     row = row.assign(**_slowest_rank(cone, found, row))
     row["flags"] = flags(cone, row, handshakes, own, partial)
@@ -87,12 +86,14 @@ def join(
 def _named(own: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
     """By label, sorted: `id`, `instance`, and `evidence` (own, foreign: from others alone)."""
     mine = own[~own["phantom"]].drop_duplicates("request_id").set_index("request_id")
-    labels = mine.index.union(pd.Index(others["label"].unique(), dtype="str")).sort_values()
+    labels = mine.index.union(others.index).sort_values()
     row = mine[["id", "instance"]].astype({"id": "str"}).reindex(labels.rename("request_id"))
     ours = row["id"].notna()
+    theirs = row.index.to_series().str.partition(ANOTHER)
+    number = pd.to_numeric(theirs[2].replace("", "1")).astype("int64")
     return row.assign(
-        id=row["id"].where(ours, row.index.to_series()).astype("str"),
-        instance=row["instance"].fillna(1).astype("int64"),
+        id=row["id"].where(ours, theirs[0]).astype("str"),
+        instance=row["instance"].where(ours, number).astype("int64"),
         evidence=ours.map({True: EVIDENCE_OWN, False: EVIDENCE_FOREIGN}),
     )
 
@@ -149,7 +150,7 @@ def _tokens(cone: Cone) -> dict[str, pd.Series]:
 
 def _window(row: pd.DataFrame) -> dict[str, pd.Series]:
     """t0 and t1 at the outermost observer; a lower bound where that is not the router."""
-    arrivals = earlier(row["p_first_ns"], row["d_first_ns"])
+    arrivals = earlier(row["p_arrival_ns"], row["d_arrival_ns"])
     outside = row["router_start_ns"].notna() & row["router_token_ns"].notna()
     start = first_known(row["router_start_ns"], arrivals)
     token = first_known(row["router_token_ns"], row["d_token_ns"])
@@ -186,7 +187,7 @@ def _names(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
     proven = said.where((said != "") | ~row["concurrent"], semconv.DISPATCH_CONCURRENT)
     handover = (row["d_token_ns"] - row["p_end_ns"]).where(row["p_counts"])
     return {
-        "trace_id": _trace_id(cone),
+        "trace_id": _trace_id(cone).where(lambda known: known != "", row["trace_elsewhere"]),
         "dispatch": proven,
         "prefill_engine": prefill.where(~alone, decode),
         "decode_engine": decode,

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdtrace.analysis.handoffs import Handoffs, join
-from pdtrace.analysis.sources import SourceError
-from pdtrace.analysis.store import read_spans
-from pdtrace.analysis.table import SpansTable, build
+from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError, plural
+from pdtrace.analysis.table import SpansTable
+from pdtrace.analysis.tabulate import tabulate
 
 
 @dataclass(frozen=True)
@@ -24,19 +24,20 @@ class Loaded:
     partial: bool
 
 
-def load(sources: Sequence[str | Path]) -> Loaded:
-    """Read `sources` and join their requests.
+def load(sources: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS) -> Loaded:
+    """Read `sources` (files, stores, directories, globs) and join their requests.
 
     Raises `SourceError`, one sentence, where nothing can be read or no span says which request
     waited for what.
     """
-    batch = read_spans(sources)
-    table = build(batch.records)
-    handoffs = join(table, partial=batch.partial)
+    read = tabulate(sources, limits)
+    handoffs = join(read.table, partial=read.partial)
     if handoffs.requests.empty:
         raise SourceError(
-            f"{len(batch.records)} spans and none of pdtrace's own: nothing says which request "
-            "waited for what"
+            f"{plural(len(read.table.spans), 'span')} and none that names a request: nothing says "
+            "which request waited for what"
         )
-    rejected = [f"rejected {count} of our spans: {why}" for why, count in table.rejected.items()]
-    return Loaded(handoffs, table, [*batch.notes, *rejected], batch.partial)
+    rejected = [
+        f"rejected {count} of our spans: {why}" for why, count in read.table.rejected.items()
+    ]
+    return Loaded(handoffs, read.table, [*read.notes, *rejected], read.partial)

@@ -14,13 +14,18 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from pdtrace.analysis.intake import OtlpError, Tally, refusal
+from pdtrace.analysis.ids import SPAN_ID_BYTES, TRACE_ID_BYTES, hex_id
+from pdtrace.analysis.intake import (
+    TOO_LARGE,
+    OtlpError,
+    Tally,
+    in_words,
+    is_of_this_age,
+    refusal,
+)
 from pdtrace.analysis.otlp_json import (
-    SPAN_ID_BYTES,
-    TRACE_ID_BYTES,
     as_attribute,
     camel,
-    hex_id,
     number,
     parse_object,
     resource_spans,
@@ -50,12 +55,16 @@ def parse_request(data: bytes, tally: Tally) -> list[SpanRecord]:
 
     Raises `OtlpError` when the bytes are not such a message.
     """
+    measure = len(data) > tally.span_bytes
     records: list[SpanRecord] = []
     for group in _decode(data).resource_spans:
         resource = _attributes(group.resource.attributes)
         for scope_spans in group.scope_spans:
             scope = intern(scope_spans.scope.name)
             for span in scope_spans.spans:
+                if measure and span.ByteSize() > tally.span_bytes:
+                    tally.refuse(TOO_LARGE)
+                    continue
                 record = _record(span, resource, scope, tally)
                 if record is not None:
                     records.append(record)
@@ -112,16 +121,18 @@ def _record(
 ) -> SpanRecord | None:
     trace_id = _hex(span.trace_id, TRACE_ID_BYTES)
     span_id = _hex(span.span_id, SPAN_ID_BYTES)
+    parent_id = _hex(span.parent_span_id, SPAN_ID_BYTES)
+    name = intern(span.name)
     start_ns, end_ns = span.start_time_unix_nano, span.end_time_unix_nano
     reason = refusal(trace_id, span_id, start_ns, end_ns)
     if reason is not None:
-        tally.rejected[reason] += 1
+        tally.refuse(reason, (trace_id, span_id, parent_id), in_words(name, start_ns, end_ns))
         return None
     return SpanRecord(
         trace_id=trace_id,
         span_id=span_id,
-        parent_id=_hex(span.parent_span_id, SPAN_ID_BYTES),
-        name=intern(span.name),
+        parent_id=parent_id,
+        name=name,
         kind=span.kind,
         start_ns=start_ns,
         end_ns=end_ns,
@@ -135,7 +146,7 @@ def _record(
 
 def _events(events: Iterable[Any], tally: Tally) -> Iterator[EventRecord]:
     for event in events:
-        if not event.time_unix_nano:
+        if not is_of_this_age(event.time_unix_nano):
             tally.dropped_events += 1
             continue
         attributes = _attributes(event.attributes)

@@ -5,7 +5,6 @@ it. Attribute values that the record has no type for become text: a map its JSON
 base64. An attribute without a value is absent.
 """
 
-import base64
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
@@ -14,11 +13,17 @@ from typing import Any, Final, cast
 
 import orjson
 
-from pdtrace.analysis.intake import MALFORMED, OtlpError, Tally, refusal
+from pdtrace.analysis.ids import SPAN_ID_BYTES, TRACE_ID_BYTES, hex_id
+from pdtrace.analysis.intake import (
+    MALFORMED,
+    TOO_LARGE,
+    OtlpError,
+    Tally,
+    in_words,
+    is_of_this_age,
+    refusal,
+)
 from pdtrace.analysis.records import AttributeValue, EventRecord, SpanRecord
-
-TRACE_ID_BYTES: Final = 16
-SPAN_ID_BYTES: Final = 8
 
 _RESOURCE_SPANS: Final = ("resourceSpans", "resource_spans", "batches")
 _OLD_NAMES: Final = {
@@ -26,29 +31,30 @@ _OLD_NAMES: Final = {
     "instrumentationLibrary": "scope",
     "batches": "resourceSpans",
 }
-_KINDS: Final = {
-    "SPAN_KIND_UNSPECIFIED": 0,
-    "SPAN_KIND_INTERNAL": 1,
-    "SPAN_KIND_SERVER": 2,
-    "SPAN_KIND_CLIENT": 3,
-    "SPAN_KIND_PRODUCER": 4,
-    "SPAN_KIND_CONSUMER": 5,
+KINDS: Final = {
+    "UNSPECIFIED": 0,
+    "INTERNAL": 1,
+    "SERVER": 2,
+    "CLIENT": 3,
+    "PRODUCER": 4,
+    "CONSUMER": 5,
 }
-_STATUS: Final = {"STATUS_CODE_UNSET": 0, "STATUS_CODE_OK": 1, "STATUS_CODE_ERROR": 2}
+STATUS: Final = {"UNSET": 0, "OK": 1, "ERROR": 2}
 _SHAPE_ERRORS: Final = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 
 
-def parse_object(obj: object, tally: Tally) -> list[SpanRecord]:
+def parse_object(obj: object, tally: Tally, size: int = 0) -> list[SpanRecord]:
     """Span records of one decoded OTLP JSON object; refused spans are counted in `tally`.
 
-    Raises `OtlpError` when the object is not a trace export.
+    `size`: bytes of its text, where known; spans are only measured when it exceeds what one span
+    may have. Raises `OtlpError` when the object is not a trace export.
     """
     if is_partial(obj):
         tally.partial += 1
     records: list[SpanRecord] = []
     for entry in resource_spans(obj):
         try:
-            records.extend(_entry_records(entry, tally))
+            records.extend(_entry_records(entry, tally, size > tally.span_bytes))
         except _SHAPE_ERRORS:
             tally.rejected[MALFORMED] += 1
     return records
@@ -58,7 +64,7 @@ def resource_spans(obj: object) -> list[Any]:
     """The list under `resourceSpans`, whatever it is called; `OtlpError` when there is none."""
     if not isinstance(obj, dict):
         raise OtlpError("a JSON value that is not an object")
-    inner = obj.get("trace", obj)
+    inner = obj.get("trace") or obj.get("result") or obj
     for name in _RESOURCE_SPANS:
         if isinstance(inner, dict) and isinstance(inner.get(name), list):
             return cast(list[Any], inner[name])
@@ -95,13 +101,16 @@ def _camel_name(name: str) -> str:
     return _OLD_NAMES.get(joined, joined)
 
 
-def _entry_records(entry: dict[str, Any], tally: Tally) -> Iterator[SpanRecord]:
+def _entry_records(entry: dict[str, Any], tally: Tally, measure: bool) -> Iterator[SpanRecord]:
     if "scopeSpans" not in entry:
         entry = camel(entry)
-    resource = _attributes((entry.get("resource") or {}).get("attributes") or ())
+    resource = _attributes((entry.get("resource") or {}).get("attributes") or (), tally)
     for group in entry.get("scopeSpans") or ():
         scope = intern(str((group.get("scope") or {}).get("name") or ""))
         for span in group.get("spans") or ():
+            if measure and len(orjson.dumps(span)) > tally.span_bytes:
+                tally.refuse(TOO_LARGE)
+                continue
             try:
                 record = _record(span, resource, scope, tally)
             except _SHAPE_ERRORS:
@@ -118,23 +127,25 @@ def _record(
         span = camel(span)
     trace_id = hex_id(span.get("traceId"), TRACE_ID_BYTES)
     span_id = hex_id(span.get("spanId"), SPAN_ID_BYTES)
-    start_ns = _nanoseconds(span.get("startTimeUnixNano"), tally)
-    end_ns = _nanoseconds(span.get("endTimeUnixNano"), tally)
+    parent_id = hex_id(span.get("parentSpanId"), SPAN_ID_BYTES)
+    name = intern(str(span.get("name") or ""))
+    start_ns = nanoseconds(span.get("startTimeUnixNano"), tally)
+    end_ns = nanoseconds(span.get("endTimeUnixNano"), tally)
     reason = refusal(trace_id, span_id, start_ns, end_ns)
     if reason is not None:
-        tally.rejected[reason] += 1
+        tally.refuse(reason, (trace_id, span_id, parent_id), in_words(name, start_ns, end_ns))
         return None
     return SpanRecord(
         trace_id=trace_id,
         span_id=span_id,
-        parent_id=hex_id(span.get("parentSpanId"), SPAN_ID_BYTES),
-        name=intern(str(span.get("name") or "")),
-        kind=_code(span.get("kind"), _KINDS),
+        parent_id=parent_id,
+        name=name,
+        kind=code(span.get("kind"), KINDS),
         start_ns=start_ns,
         end_ns=end_ns,
-        attributes=_attributes(span.get("attributes") or ()),
+        attributes=_attributes(span.get("attributes") or (), tally),
         events=tuple(_events(span.get("events") or (), tally)),
-        status=_code((span.get("status") or {}).get("code"), _STATUS),
+        status=code((span.get("status") or {}).get("code"), STATUS),
         resource=resource,
         scope=scope,
     )
@@ -142,55 +153,66 @@ def _record(
 
 def _events(events: Iterable[dict[str, Any]], tally: Tally) -> Iterator[EventRecord]:
     for event in events:
-        time_ns = _nanoseconds(event.get("timeUnixNano", event.get("time_unix_nano")), tally)
-        if time_ns <= 0:
+        time_ns = nanoseconds(event.get("timeUnixNano", event.get("time_unix_nano")), tally)
+        if not is_of_this_age(time_ns):
             tally.dropped_events += 1
             continue
-        attributes = _attributes(event.get("attributes") or ())
+        attributes = _attributes(event.get("attributes") or (), tally)
         yield EventRecord(intern(str(event.get("name") or "")), time_ns, attributes)
 
 
-def hex_id(text: object, size: int) -> str:
-    """Lower-case hex of an id of `size` bytes in hex or base64; "" when unreadable or zero."""
-    if not isinstance(text, str) or not text:
-        return ""
-    try:
-        if len(text) == 2 * size:
-            raw = bytes.fromhex(text)
-        else:
-            raw = base64.b64decode(text, validate=True)
-    except ValueError:
-        return ""
-    return raw.hex() if len(raw) == size and any(raw) else ""
-
-
-def _nanoseconds(raw: object, tally: Tally) -> int:
+def nanoseconds(raw: object, tally: Tally) -> int:
     """Unix time in nanoseconds; 0 when it cannot be read."""
+    value = integer(raw)
+    if value is not None:
+        if isinstance(raw, float):
+            tally.float_times += 1
+        return value
+    try:
+        found = 0 if isinstance(raw, bool) else int(float(cast(str, raw)))
+    except _SHAPE_ERRORS:
+        return 0
+    tally.float_times += 1
+    return found
+
+
+def integer(raw: object) -> int | None:
+    """A 64-bit integer as number, text, whole double, or {low, high}; None when it is none."""
     try:
         if isinstance(raw, str):
             return int(raw)
-        if isinstance(raw, dict):  # a 64-bit integer as JavaScript libraries split it
+        if isinstance(raw, dict):  # as JavaScript libraries split it
             return (int(raw["high"]) << 32) | (int(raw["low"]) & 0xFFFFFFFF)
         if isinstance(raw, float):
-            tally.float_times += 1
-            return int(raw)
+            return int(raw) if raw.is_integer() else None
     except _SHAPE_ERRORS:
+        return None
+    return raw if isinstance(raw, int) and not isinstance(raw, bool) else None
+
+
+def code(raw: object, names: dict[str, int]) -> int:
+    """The number of an enum value that is written as number or name; 0 when it is neither."""
+    if isinstance(raw, int):
+        return raw
+    if not isinstance(raw, str):
         return 0
-    return raw if isinstance(raw, int) and not isinstance(raw, bool) else 0
+    if raw.isdecimal():
+        return int(raw)
+    last = raw.upper().removeprefix("SPAN_KIND_").removeprefix("STATUS_CODE_")
+    return names.get(last, 0)
 
 
-def _code(raw: object, names: dict[str, int]) -> int:
-    if isinstance(raw, str):
-        return names[raw] if raw in names else int(raw)
-    return raw if isinstance(raw, int) else 0
-
-
-def _attributes(pairs: Iterable[dict[str, Any]]) -> dict[str, AttributeValue]:
+def _attributes(pairs: Any, tally: Tally) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {}
-    for pair in pairs:
-        value = _plain(pair.get("value"))
+    for pair in pairs.items() if isinstance(pairs, dict) else pairs:
+        key, raw = pair if isinstance(pair, tuple) else (pair.get("key") or "", pair.get("value"))
+        try:
+            value = _plain(raw)
+        except _SHAPE_ERRORS:
+            tally.ignored[f"{key} is not of its type"] += 1
+            continue
         if value is not None:
-            attributes[intern(pair.get("key") or "")] = (
+            attributes[intern(key)] = (
                 as_attribute(value) if isinstance(value, (dict, list)) else value
             )
     return attributes
@@ -205,13 +227,28 @@ def as_attribute(value: Any) -> AttributeValue:
     return cast(AttributeValue, value)
 
 
-def _plain(any_value: dict[str, Any] | None) -> Any:
-    """The Python value of an OTLP AnyValue; None when it has none."""
-    for name, raw in (any_value or {}).items():
+def _plain(any_value: Any) -> Any:
+    """The Python value of an OTLP AnyValue, or of a bare one; None when it has none."""
+    if not isinstance(any_value, dict):
+        return any_value
+    for name, raw in any_value.items():
         reader = _READERS.get(name)
         if reader is not None and raw is not None:
             return reader(raw)
     return None
+
+
+def _whole(raw: Any) -> int:
+    value = integer(raw)
+    if value is None:
+        raise ValueError("not an integer")
+    return value
+
+
+def _truth(raw: Any) -> bool:
+    if isinstance(raw, str):
+        return {"true": True, "1": True, "false": False, "0": False}[raw.lower()]
+    return bool(raw)
 
 
 def number(raw: Any) -> float:
@@ -232,8 +269,8 @@ def _map(raw: dict[str, Any]) -> dict[str, Any]:
 
 _CAMEL_READERS: Final[dict[str, Callable[[Any], Any]]] = {
     "stringValue": str,
-    "boolValue": bool,
-    "intValue": int,
+    "boolValue": _truth,
+    "intValue": _whole,
     "doubleValue": number,
     "arrayValue": _items,
     "kvlistValue": _map,

@@ -76,6 +76,7 @@ def request_records(split: Split) -> Iterator[dict[str, object]]:
             "evidence": row.evidence,
             "known_phases_ns": None if label not in known else _nonzero(known[label]),
             **{name: getattr(row, name) for name in _FACTS},
+            "reason": row.reason,
         }
 
 

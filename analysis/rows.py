@@ -37,6 +37,7 @@ class RequestRow(NamedTuple):
     outcome: str | None
     flags: tuple[str, ...]
     t1_ns: int | None
+    reason: str | None
 
     @property
     def name(self) -> str:

@@ -1,22 +1,35 @@
-"""Span records from any mix of stores and files, each span once."""
+"""Span records from any mix of stores, files, directories and globs."""
 
 import gc
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import Final
 
-from pdtrace.analysis import kv_log
+from pdtrace.analysis import jaeger, kv_log
+from pdtrace.analysis.foreign_dynamo import parse_trace, trace_event
+from pdtrace.analysis.ids import TRACE_ID_BYTES, hex_id
 from pdtrace.analysis.intake import OtlpError, Tally
 from pdtrace.analysis.otlp import parse_object, parse_request
+from pdtrace.analysis.producers import adapter
 from pdtrace.analysis.records import SpanRecord
 from pdtrace.analysis.segments import StoreError, StoreWriter, is_store
-from pdtrace.analysis.sources import Message, Skipped, SourceError, plural, read_messages
+from pdtrace.analysis.sources import (
+    Batch,
+    Document,
+    Limits,
+    Message,
+    Place,
+    SourceError,
+    expand,
+    plural,
+    read_messages,
+)
 
 __all__ = [
+    "Batch",
+    "Limits",
+    "Reading",
     "SourceError",
     "SpanBatch",
     "StoreError",
@@ -25,15 +38,13 @@ __all__ = [
     "read_spans",
 ]
 
-_CONFLICTS_NAMED: Final = 10
-
 
 @dataclass(frozen=True, slots=True)
 class SpanBatch:
-    """What was read. `notes` are sentences for the user about everything that was left out.
+    """Every span that was read, in the order of reading, copies of a span included.
 
-    `rejected` counts unusable spans by reason. `partial` is true when a trace store marked its
-    own answer as cut, so that what is missing says nothing about the system traced.
+    `notes` are sentences for the user about everything that was left out; `rejected` counts
+    unusable spans by reason. `partial` is true when a trace store marked its own answer as cut.
     """
 
     records: list[SpanRecord]
@@ -43,29 +54,29 @@ class SpanBatch:
 
 
 def read_spans(sources: Sequence[str | Path]) -> SpanBatch:
-    """Read store directories, OTLP files (JSON or protobuf, also gzip) and vLLM's logs with the
-    lines of `kv_log`, told by content.
+    """All spans of the sources with all their attributes: for few of them; `tabulate` is for many.
 
-    Of spans with one trace id and span id the first is kept; copies are counted, and noted as
-    conflicting when their content differs. Raises `SourceError` when a source is missing or not
-    OTLP, or when there is no usable span in all of them.
+    Raises `SourceError` when a source is missing, when it holds no traces, or when there is no
+    usable span in all of them.
     """
-    reading = _Reading()
-    with _no_cycle_search():
-        for source in sources:
-            reading.read(Path(source))
-    if not reading.spans:
-        raise SourceError(_nothing(sources, reading))
+    reading = Reading()
+    records: list[SpanRecord] = []
+    for item in reading.items(sources):
+        if isinstance(item, Batch):
+            raise SourceError("a Parquet table keeps no records: tabulate it")
+        records.append(item)
+    if not records:
+        raise SourceError(reading.nothing(sources))
     return SpanBatch(
-        records=list(reading.spans.values()),
-        notes=reading.notes + _tally_notes(reading.tally) + reading.duplicate_notes(),
+        records=records,
+        notes=reading.notes + reading.tally_notes(),
         rejected=dict(reading.tally.rejected),
         partial=reading.tally.partial > 0,
     )
 
 
 @contextmanager
-def _no_cycle_search() -> Iterator[None]:
+def no_cycle_search() -> Iterator[None]:
     """Records have no cycles; searching millions of them again and again doubles the time."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -77,78 +88,127 @@ def _no_cycle_search() -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class _Reading:
-    spans: dict[tuple[str, str], SpanRecord] = field(default_factory=dict)
+class Reading:
+    """One pass over sources: what comes out of it, and everything that was left out."""
+
+    limits: Limits = field(default_factory=Limits)
     tally: Tally = field(default_factory=Tally)
     notes: list[str] = field(default_factory=list)
-    copies: int = 0
-    conflicts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    passed_over: list[str] = field(default_factory=list)
+    """Files in directories that hold no spans, and why."""
 
-    def read(self, source: Path) -> None:
-        skipped = Skipped()
-        understood = is_store(source)
-        for message in read_messages(source, skipped):
+    def items(self, sources: Sequence[str | Path]) -> Iterator[SpanRecord | Batch]:
+        """Records, or whole batches of the spans table where a source has one.
+
+        Raises `SourceError` when a source is missing or holds no traces; a file that was only
+        found in a directory is passed over instead, unless all of them are.
+        """
+        self.tally.span_bytes = self.limits.span_bytes
+        places = expand(sources)
+        with no_cycle_search():
+            for place in places:
+                yield from self._place(place)
+        if places and len(self.passed_over) == len(places):
+            raise SourceError(f"no traces in {names(sources)}: {self.passed_over[0]}")
+
+    def _place(self, place: Place) -> Iterator[SpanRecord | Batch]:
+        try:
+            yield from self._read(place)
+        except SourceError as error:
+            if not place.searched:
+                raise
+            self.passed_over.append(str(error))
+
+    def _read(self, place: Place) -> Iterator[SpanRecord | Batch]:
+        understood = is_store(place.path)
+        skipped = place.skipped
+        for message in read_messages(place.path, skipped, self.limits):
+            if isinstance(message, Batch):
+                understood = True
+                yield message
+                continue
             try:
                 records = _parse(message, self.tally)
             except OtlpError as error:
                 skipped.count_not_traces(str(error))
                 continue
             understood = True
-            for record in records:
-                self._keep(record)
+            yield from self.adapted(records)
         if not understood:
             kinds = ", ".join(skipped.not_traces) or "nothing in it can be read"
-            raise SourceError(f"{source} holds no OTLP traces: {kinds}")
-        self.notes += skipped.sentences(source)
+            raise SourceError(f"{place.path} holds no traces: {kinds}")
+        self.notes += skipped.sentences(place.path)
 
-    def _keep(self, record: SpanRecord) -> None:
-        key = (record.trace_id, record.span_id)
-        first = self.spans.setdefault(key, record)
-        if first is record:
-            return
-        if first == record:
-            self.copies += 1
-        else:
-            self.conflicts[key] += 1
+    def adapted(self, records: list[SpanRecord]) -> Iterator[SpanRecord]:
+        """The records, those of other producers in the words of our own."""
+        for record in records:
+            adapt = adapter(record.name)
+            yield record if adapt is None else adapt(record, self.tally)
 
-    def duplicate_notes(self) -> list[str]:
-        notes = []
-        if self.copies:
-            spans = plural(self.copies, "span")
-            notes.append(f"dropped {spans} that came again with the same content")
-        for key, count in islice(self.conflicts.items(), _CONFLICTS_NAMED):
-            kept = self.spans[key]
-            notes.append(
-                f"span {kept.name} {kept.span_id} of trace {kept.trace_id} came again "
-                f"with other content ({plural(count, 'time')}); the first is kept"
-            )
-        unnamed = len(self.conflicts) - _CONFLICTS_NAMED
-        if unnamed > 0:
-            notes.append(f"{plural(unnamed, 'more span')} came again with other content")
+    def tally_notes(self) -> list[str]:
+        """Sentences about spans that were refused, values that were ignored, precision lost."""
+        tally = self.tally
+        notes = [
+            f"rejected {plural(n, 'span')}: {why}"
+            + (f" (the first: {tally.examples[why]})" if why in tally.examples else "")
+            for why, n in tally.rejected.items()
+        ]
+        notes += [f"ignored {plural(n, 'value')}: {what}" for what, n in tally.ignored.items()]
+        if tally.float_times:
+            times = plural(tally.float_times, "time")
+            notes.append(f"{times} written as floating point: exact to 256 ns only")
+        if tally.micro_times:
+            spans = plural(tally.micro_times, "span")
+            notes.append(f"{spans} of Jaeger, whose times are whole microseconds: exact to 1 µs")
+        if tally.adjusted:
+            spans = plural(tally.adjusted, "span")
+            notes.append(f"{spans} whose times the trace store moved (clock skew adjustment)")
+        if tally.dropped_events:
+            notes.append(f"dropped {plural(tally.dropped_events, 'span event')} without a time")
+        if self.passed_over:
+            files = plural(len(self.passed_over), "file")
+            notes.append(f"passed over {files} without traces ({self.passed_over[0]})")
+        if tally.partial:
+            notes.append("the trace store marked its answer as partial: spans are missing from it")
         return notes
+
+    def nothing(self, sources: Sequence[object]) -> str:
+        """Why there is no usable span."""
+        why = "; ".join(self.tally_notes() + self.notes)
+        if self.tally.listed:
+            found = plural(len(self.tally.listed), "trace")
+            why = f"a search result names {found} and holds no spans: give the traces themselves"
+        return f"no usable span in {names(sources)}" + (f" ({why})" if why else "")
+
+
+def names(sources: Sequence[object]) -> str:
+    """The sources for a sentence."""
+    return ", ".join(map(str, sources)) or "no source"
 
 
 def _parse(message: Message, tally: Tally) -> list[SpanRecord]:
     if isinstance(message, bytes):
         return parse_request(message, tally)
-    if kv_log.is_event(message):
-        return kv_log.parse_event(message, tally)
-    return parse_object(message, tally)
+    assert isinstance(message, Document)
+    value, size = message
+    if kv_log.is_event(value):
+        return kv_log.parse_event(value, tally)
+    if jaeger.is_jaeger(value):
+        return jaeger.parse_jaeger(value, tally, size)
+    event = trace_event(value)
+    if event is not None:
+        return parse_trace(event, tally)
+    listed = _listed(value)
+    if listed:
+        tally.listed += listed
+        return []
+    return parse_object(value, tally, size)
 
 
-def _tally_notes(tally: Tally) -> list[str]:
-    notes = [f"rejected {plural(n, 'span')}: {why}" for why, n in tally.rejected.items()]
-    if tally.float_times:
-        times = plural(tally.float_times, "time")
-        notes.append(f"{times} written as floating point: exact to 256 ns only")
-    if tally.dropped_events:
-        notes.append(f"dropped {plural(tally.dropped_events, 'span event')} without a time")
-    if tally.partial:
-        notes.append("the trace store marked its answer as partial: spans are missing from it")
-    return notes
-
-
-def _nothing(sources: Sequence[str | Path], reading: _Reading) -> str:
-    names = ", ".join(map(str, sources)) or "no source"
-    why = "; ".join(_tally_notes(reading.tally) + reading.notes)
-    return f"no usable span in {names}" + (f" ({why})" if why else "")
+def _listed(value: dict[str, object]) -> list[str]:
+    """Trace ids of a result of Tempo's search, which holds no spans; their zeros restored."""
+    traces = value.get("traces")
+    if not isinstance(traces, list):
+        return []
+    ids = [one.get("traceID", one.get("traceId")) for one in traces if isinstance(one, dict)]
+    return [found for found in (hex_id(text, TRACE_ID_BYTES) for text in ids) if found]

@@ -1,87 +1,60 @@
-"""The spans table: its columns with dtype and unit, how it is built, and its validation.
+"""The spans table: built from records or from Arrow batches, each span once, in order of time.
 
-Two frames. `spans` has one row per span; text columns hold "" where nothing was said, integer
-columns marked nullable hold `<NA>`. `events` has one row per span event and points to its span
-by `row`. Times are int64 Unix nanoseconds and stay integers throughout.
+`spans` has one row per span and `events` one row per span event; see `schema`. Of copies of one
+span (same trace id and span id) the longest stays, then the earliest, then the one whose content
+sorts first, so that the order of the input decides nothing.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from pdtrace.analysis.records import AttributeValue, SpanRecord
-from pdtrace.tracing import semconv
-
-TEXT: Final = "str"
-TIME: Final = "int64"
-NULLABLE: Final = "Int64"
-FLAG: Final = "bool"
-
-
-class Column(NamedTuple):
-    """A column: its name, its pandas dtype, its unit or meaning."""
-
-    name: str
-    dtype: str
-    unit: str
-
-
-SPAN_COLUMNS: Final = (
-    Column("trace_id", TEXT, "32 hex digits"),
-    Column("span_id", TEXT, "16 hex digits"),
-    Column("parent_id", TEXT, "16 hex digits or empty"),
-    Column("name", TEXT, "span name"),
-    Column("start_ns", TIME, "Unix nanoseconds"),
-    Column("end_ns", TIME, "Unix nanoseconds, never before start_ns"),
-    Column("error", FLAG, "status is ERROR"),
-    Column("error_type", TEXT, "value of error.type"),
-    Column("request_id", TEXT, "base request id; of other producers' spans a hash of it or empty"),
-    Column("engine_request_id", TEXT, "vLLM's internal id: one per attempt on an engine"),
-    Column("peer_engine_request_id", TEXT, "the peer leg's engine_request_id"),
-    Column("engine_id", TEXT, "engine instance"),
-    Column("peer_engine_id", TEXT, "the peer's engine instance"),
-    Column("instance_id", TEXT, "service.instance.id: one per start of a process"),
-    Column("host", TEXT, "host name"),
-    Column("config", TEXT, "pd.config: a JSON object of versions and sizes"),
-    Column("model", TEXT, "model asked for"),
-    Column("role", TEXT, "prefill, decode, both, router"),
-    Column("tp_rank", TIME, "rank, 0 where absent"),
-    Column("pp_rank", TIME, "rank, 0 where absent"),
-    Column("clock_id", TEXT, "equal values share one clock"),
-    Column("mode", TEXT, "push, pull, none"),
-    Column("dispatch", TEXT, "concurrent, sequential"),
-    Column("leg", TEXT, "prefill, decode"),
-    Column("attempt", NULLABLE, "number of the router's try"),
-    Column("match_first", TEXT, "registration, blocks"),
-    Column("lease_outcome", TEXT, "written, read, expired, aborted"),
-    Column("input_tokens", NULLABLE, "tokens of the prompt"),
-    Column("cached_tokens", NULLABLE, "tokens of the prompt that P's prefix cache had"),
-    Column("external_tokens", NULLABLE, "tokens D loads"),
-    Column("recomputed_tokens", NULLABLE, "tokens that D computed again"),
-    Column("output_tokens", NULLABLE, "tokens of the answer"),
-    Column("preemptions", NULLABLE, "times the request lost its place on this engine"),
-    Column("transfer_bytes", NULLABLE, "bytes that one rank moves"),
-    Column("transfer_descriptors", NULLABLE, "descriptors that one rank posts"),
-    Column("clock_sent_ns", NULLABLE, "handshake sent, by the asking side's clock, Unix ns"),
-    Column("clock_remote_ns", NULLABLE, "handshake served, by the peer's clock, Unix ns"),
-    Column("clock_received_ns", NULLABLE, "reply received, by the asking side's clock, Unix ns"),
-    Column("prefill_gap_ns", NULLABLE, "nanoseconds running but in no batch"),
+from pdtrace.analysis.columns import (
+    EVENT_SCHEMA,
+    REJECT_BACKWARDS,
+    REJECT_NO_REQUEST,
+    SPAN_SCHEMA,
+    Columns,
 )
-EVENT_COLUMNS: Final = (
-    Column("row", TIME, "index of the span in the spans frame"),
-    Column("name", TEXT, "event name"),
-    Column("time_ns", TIME, "Unix nanoseconds"),
-    Column("peer_rank", NULLABLE, "rank of the peer that the event speaks of"),
+from pdtrace.analysis.ids import fingerprints
+from pdtrace.analysis.records import SpanRecord
+from pdtrace.analysis.schema import (
+    EVENT_COLUMNS,
+    NULLABLE,
+    SPAN_COLUMNS,
+    TEXT,
+    Column,
+    TableError,
+    validate,
 )
-REJECT_BACKWARDS: Final = "end_before_start"
-REJECT_NO_REQUEST: Final = "no_request_id"
+
+__all__ = [
+    "EVENT_COLUMNS",
+    "REJECT_BACKWARDS",
+    "REJECT_DUPLICATE",
+    "REJECT_NO_REQUEST",
+    "SPAN_COLUMNS",
+    "Column",
+    "Conflict",
+    "Copies",
+    "SpansTable",
+    "TableBuilder",
+    "TableError",
+    "build",
+    "validate",
+]
+
 REJECT_DUPLICATE: Final = "duplicate"
+_ORDER: Final = ("start_ns", "end_ns", "name", "trace_id", "span_id")
+_SPAN: Final = ["trace_id", "span_id"]
 
-
-class TableError(ValueError):
-    """A frame that is not a spans table; the message names the column."""
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -93,171 +66,198 @@ class SpansTable:
     rejected: dict[str, int]
 
 
+class Conflict(NamedTuple):
+    """A span that came again with other content, and how often; one copy was kept."""
+
+    name: str
+    trace_id: str
+    span_id: str
+    times: int
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Rows that were dropped because their span was there: `same` in content, or not."""
+
+    same: int = 0
+    conflicts: Sequence[Conflict] = field(default_factory=tuple)
+
+    @property
+    def dropped(self) -> int:
+        """All of them."""
+        return self.same + sum(conflict.times for conflict in self.conflicts)
+
+
 def build(records: Iterable[SpanRecord]) -> SpansTable:
     """The spans table of `records`; the order of the records changes nothing.
 
     Left out and counted: spans that end before they start, spans of ours that name no request,
-    and copies of a span (of conflicting copies the longest stays, then the earliest).
+    and copies of a span.
     """
-    rejected: dict[str, int] = {}
-    usable: list[SpanRecord] = []
+    builder = TableBuilder()
     for record in records:
-        reason = _fault(record)
-        if reason:
-            rejected[reason] = rejected.get(reason, 0) + 1
-        else:
-            usable.append(record)
-    kept = _without_copies(usable)
-    if len(kept) < len(usable):
-        rejected[REJECT_DUPLICATE] = len(usable) - len(kept)
-    table = SpansTable(_spans_frame(kept), _events_frame(kept), rejected)
-    validate(table.spans, SPAN_COLUMNS)
-    validate(table.events, EVENT_COLUMNS)
+        builder.add(record)
+    table, copies = builder.finish()
+    if copies.dropped:
+        table.rejected[REJECT_DUPLICATE] = copies.dropped
     return table
 
 
-def validate(frame: pd.DataFrame, columns: Sequence[Column]) -> None:
-    """Raise `TableError` unless `frame` has exactly these columns with these dtypes."""
+class TableBuilder:
+    """Collects spans; what has come is held in columns, not as records."""
+
+    def __init__(self) -> None:
+        self.columns = Columns()
+        self._spans: list[pa.Table] = []
+        self._events: list[pa.Table] = []
+        self._rows = 0
+
+    def add(self, record: SpanRecord) -> None:
+        """Take over one span."""
+        self.columns.add(record)
+        if self.columns.full:
+            self._flush()
+
+    def add_batch(self, spans: pa.Table, events: pa.Table) -> None:
+        """Take over spans that are columns already (`SPAN_SCHEMA`, `EVENT_SCHEMA`).
+
+        `row` of an event is its span's place in `spans`.
+        """
+        self._flush()
+        self._append(spans, events)
+
+    def finish(self) -> tuple[SpansTable, Copies]:
+        """The table of all that came, and what was dropped as copies."""
+        spans, events, copies = self.finish_arrow()
+        table = SpansTable(
+            _frame(spans, SPAN_COLUMNS),
+            _frame(events, EVENT_COLUMNS),
+            dict(self.columns.rejected),
+        )
+        validate(table.spans, SPAN_COLUMNS)
+        validate(table.events, EVENT_COLUMNS)
+        return table, copies
+
+    def finish_arrow(self) -> tuple[pa.Table, pa.Table, Copies]:
+        """The same as Arrow: `SPAN_SCHEMA`, `EVENT_SCHEMA`, and what was dropped as copies."""
+        self._flush()
+        spans = _together(self._spans, SPAN_SCHEMA)
+        events = _together(self._events, EVENT_SCHEMA)
+        kept, copies = _each_once(spans, events)
+        order = _in_order(spans, kept)
+        return spans.take(pa.array(order)), _moved(events, order, len(spans)), copies
+
+    def hours(self, hour_ns: int) -> Ints:
+        """The hours, counted from 1970, in which the spans so far begin (int64, ascending)."""
+        self._flush()
+        found = [np.unique(part["start_ns"].to_numpy() // hour_ns) for part in self._spans]
+        return np.unique(np.concatenate(found)) if found else np.array([], np.int64)
+
+    def _flush(self) -> None:
+        self._append(*self.columns.batch())
+
+    def _append(self, spans: pa.Table, events: pa.Table) -> None:
+        if not len(spans):
+            return
+        self._spans.append(spans)
+        if len(events):
+            shifted = pc.add(events["row"], pa.scalar(self._rows, pa.int64()))
+            self._events.append(events.set_column(0, EVENT_SCHEMA.field("row"), shifted))
+        self._rows += len(spans)
+
+
+def _together(batches: list[pa.Table], schema: pa.Schema) -> pa.Table:
+    """One table with one dictionary a column; empties the list."""
+    whole = pa.concat_tables(batches) if batches else schema.empty_table()
+    batches.clear()
+    return whole.unify_dictionaries().combine_chunks()
+
+
+def _each_once(spans: pa.Table, events: pa.Table) -> tuple[Ints, Copies]:
+    """Rows to keep (int64, ascending), and what is dropped beside them."""
+    keys = fingerprints(spans["trace_id"], spans["span_id"])
+    ordered = np.sort(keys)
+    twice = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    rows: Ints = np.arange(len(spans), dtype=np.int64)
+    if not len(twice):
+        return rows, Copies()
+    suspect = rows[np.isin(keys, twice)]
+    found = _frame(spans.take(pa.array(suspect)), SPAN_COLUMNS).set_index(suspect)
+    found = found[found["span_id"] != ""]
+    found["length_ns"] = found["start_ns"] - found["end_ns"]
+    found["said"] = _events_said(events, found.index)
+    content = [*(c.name for c in SPAN_COLUMNS if c.name not in _SPAN), "said"]
+    first = ["length_ns", "start_ns"]
+    ranked = found.sort_values([*_SPAN, *first, *(c for c in content if c not in first)])
+    again = ranked.duplicated(_SPAN)
+    other = ranked[again & ~_like_the_kept(ranked, again, content)]
+    named = other.groupby(_SPAN, sort=False)["name"].agg(["first", "size"]).reset_index()
+    columns = (named[name].tolist() for name in ("first", *_SPAN, "size"))
+    conflicts = tuple(Conflict(*values) for values in zip(*columns, strict=True))
+    dropped = int(again.sum())
+    kept = np.setdiff1d(rows, ranked.index[again].to_numpy(np.int64), assume_unique=True)
+    return kept, Copies(dropped - len(other), conflicts)
+
+
+def _like_the_kept(ranked: pd.DataFrame, again: pd.Series, content: list[str]) -> pd.Series:
+    """Is the row the same in content as the first one of its span? (bool)"""
+    head = (~again).cumsum().to_numpy()
+    kept = ranked.loc[~again, content].iloc[head - 1].set_axis(ranked.index)
+    equal = pd.DataFrame(
+        {name: (ranked[name] == kept[name]) | (ranked[name].isna() & kept[name].isna())
+         for name in content}
+    )  # fmt: skip
+    return equal.fillna(False).astype("bool").all(axis=1)
+
+
+def _events_said(events: pa.Table, rows: pd.Index) -> pd.Series:
+    """The events of these rows as one text each, "" where there are none."""
+    mine = events.filter(pc.is_in(events["row"], pa.array(rows.to_numpy(np.int64))))
+    frame = _frame(mine, EVENT_COLUMNS)
+    frame["text"] = (
+        frame["name"] + "@" + frame["time_ns"].astype("str") + "/"
+        + frame["peer_rank"].astype("str").fillna("")
+    )  # fmt: skip
+    said = frame.sort_values("text").groupby("row")["text"].agg(";".join)
+    return said.reindex(rows).fillna("").astype("str")
+
+
+def _in_order(spans: pa.Table, kept: Ints) -> Ints:
+    """The kept rows by time, then by name and ids."""
+    plain = {name: _decoded(spans[name]).take(pa.array(kept)) for name in _ORDER}
+    keys = [(name, "ascending") for name in _ORDER]
+    order: Ints = kept[pc.sort_indices(pa.table(plain), sort_keys=keys).to_numpy()]
+    return order
+
+
+def _moved(events: pa.Table, order: Ints, count: int) -> pa.Table:
+    """The events of the kept spans, with their new rows, in the order of these."""
+    place = np.full(count, -1, dtype=np.int64)
+    place[order] = np.arange(len(order), dtype=np.int64)
+    row = place[events["row"].to_numpy()]
+    by_row = np.argsort(row, kind="stable")
+    by_row = by_row[row[by_row] >= 0]
+    moved = events.set_column(0, EVENT_SCHEMA.field("row"), pa.array(row))
+    return moved.take(pa.array(by_row))
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+
+
+def _frame(table: pa.Table, columns: Sequence[Column]) -> pd.DataFrame:
+    """The same in pandas, with the dtypes of the schema."""
+    found = {}
     for column in columns:
-        if column.name not in frame.columns:
-            raise TableError(f"column {column.name!r} is missing")
-        found = str(frame[column.name].dtype)
-        if found != column.dtype:
-            raise TableError(f"column {column.name!r} is {found}, not {column.dtype}")
-    if "end_ns" in frame.columns and bool((frame["end_ns"] < frame["start_ns"]).any()):
-        raise TableError("column 'end_ns' is before 'start_ns'")
+        values = table[column.name]
+        if column.dtype == TEXT:
+            text = _decoded(values).cast(pa.large_string())
+            found[column.name] = pd.Series(text.to_pandas(types_mapper=_TEXTS.get))
+        elif column.dtype == NULLABLE:
+            found[column.name] = values.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+        else:
+            found[column.name] = values.to_pandas()
+    return pd.DataFrame(found)
 
 
-def _fault(record: SpanRecord) -> str:
-    if record.end_ns < record.start_ns:
-        return REJECT_BACKWARDS
-    if record.name in semconv.OWN_SPANS and not _text(record.attributes.get(semconv.REQUEST_ID)):
-        return REJECT_NO_REQUEST
-    return ""
-
-
-def _without_copies(records: list[SpanRecord]) -> list[SpanRecord]:
-    """One record per span id, sorted by content so that the input's order is forgotten."""
-    kept: dict[tuple[str, str], SpanRecord] = {}
-    nameless: list[SpanRecord] = []
-    for record in records:
-        if not record.span_id:
-            nameless.append(record)
-            continue
-        key = (record.trace_id, record.span_id)
-        if key not in kept or _preference(record) < _preference(kept[key]):
-            kept[key] = record
-    return sorted(
-        (*kept.values(), *nameless),
-        key=lambda r: (r.start_ns, r.end_ns, r.name, r.trace_id, r.span_id),
-    )
-
-
-def _preference(record: SpanRecord) -> tuple[int, int, str]:
-    rest = repr((record.name, sorted(record.attributes.items(), key=str), record.events))
-    return (record.start_ns - record.end_ns, record.start_ns, rest)
-
-
-def _spans_frame(records: Sequence[SpanRecord]) -> pd.DataFrame:
-    readers = {column.name: _READERS[column.name] for column in SPAN_COLUMNS}
-    return pd.DataFrame(
-        {
-            column.name: pd.Series(
-                [readers[column.name](record) for record in records], dtype=column.dtype
-            )
-            for column in SPAN_COLUMNS
-        }
-    )
-
-
-def _events_frame(records: Sequence[SpanRecord]) -> pd.DataFrame:
-    rows = [
-        (row, event.name, event.time_ns, _integer(event.attributes.get(semconv.PEER_TP_RANK)))
-        for row, record in enumerate(records)
-        for event in record.events
-    ]
-    return pd.DataFrame(
-        {
-            column.name: pd.Series([values[i] for values in rows], dtype=column.dtype)
-            for i, column in enumerate(EVENT_COLUMNS)
-        }
-    )
-
-
-def _text(value: AttributeValue | None) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _integer(value: AttributeValue | None) -> int | None:
-    """An integer attribute, also where an exporter wrote it as text or as a whole double."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else None
-    if isinstance(value, str) and value.lstrip("-").isdecimal():
-        return int(value)
-    return None
-
-
-_Reader = Callable[[SpanRecord], object]
-
-
-def _text_of(key: str) -> _Reader:
-    return lambda record: _text(record.attributes.get(key))
-
-
-def _integer_of(key: str) -> _Reader:
-    return lambda record: _integer(record.attributes.get(key))
-
-
-def _resource_text(key: str) -> _Reader:
-    return lambda record: _text(record.resource.get(key))
-
-
-def _resource_rank(key: str) -> _Reader:
-    return lambda record: _integer(record.resource.get(key)) or 0
-
-
-_READERS: Final[dict[str, _Reader]] = {
-    "trace_id": lambda record: record.trace_id,
-    "span_id": lambda record: record.span_id,
-    "parent_id": lambda record: record.parent_id,
-    "name": lambda record: record.name,
-    "start_ns": lambda record: record.start_ns,
-    "end_ns": lambda record: record.end_ns,
-    "error": lambda record: record.status == 2,
-    "error_type": _text_of(semconv.ERROR_TYPE),
-    "request_id": _text_of(semconv.REQUEST_ID),
-    "engine_request_id": _text_of(semconv.ENGINE_REQUEST_ID),
-    "peer_engine_request_id": _text_of(semconv.PEER_ENGINE_REQUEST_ID),
-    "engine_id": _resource_text(semconv.ENGINE_ID),
-    "peer_engine_id": _text_of(semconv.PEER_ENGINE_ID),
-    "instance_id": _resource_text(semconv.SERVICE_INSTANCE_ID),
-    "host": _resource_text(semconv.HOST_NAME),
-    "config": _resource_text(semconv.CONFIG),
-    "model": _text_of(semconv.MODEL),
-    "role": _resource_text(semconv.ROLE),
-    "tp_rank": _resource_rank(semconv.TP_RANK),
-    "pp_rank": _resource_rank(semconv.PP_RANK),
-    "clock_id": _resource_text(semconv.CLOCK_ID),
-    "mode": _text_of(semconv.MODE),
-    "dispatch": _text_of(semconv.DISPATCH),
-    "leg": _text_of(semconv.LEG),
-    "attempt": _integer_of(semconv.ATTEMPT),
-    "match_first": _text_of(semconv.MATCH_FIRST),
-    "lease_outcome": _text_of(semconv.LEASE_OUTCOME),
-    "input_tokens": _integer_of(semconv.INPUT_TOKENS),
-    "cached_tokens": _integer_of(semconv.PREFILL_CACHED_TOKENS),
-    "external_tokens": _integer_of(semconv.EXTERNAL_TOKENS),
-    "recomputed_tokens": _integer_of(semconv.RECOMPUTED_TOKENS),
-    "output_tokens": _integer_of(semconv.OUTPUT_TOKENS),
-    "preemptions": _integer_of(semconv.PREEMPTIONS),
-    "transfer_bytes": _integer_of(semconv.TRANSFER_BYTES),
-    "transfer_descriptors": _integer_of(semconv.TRANSFER_DESCRIPTORS),
-    "clock_sent_ns": _integer_of(semconv.CLOCK_SENT_NS),
-    "clock_remote_ns": _integer_of(semconv.CLOCK_REMOTE_NS),
-    "clock_received_ns": _integer_of(semconv.CLOCK_RECEIVED_NS),
-    "prefill_gap_ns": _integer_of(semconv.PREFILL_GAP_NS),
-}
+_TEXTS: Final = {pa.large_string(): pd.StringDtype(na_value=np.nan)}

@@ -1,41 +1,63 @@
-"""`pdtrace export`: stores and OTLP files as OTLP JSON lines."""
+"""`pdtrace export`: traces as OTLP JSON lines, or as the spans table in Parquet."""
 
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from pdtrace.analysis.atomic import atomic_file
-from pdtrace.analysis.export import json_lines
-from pdtrace.analysis.sources import SourceError
+from pdtrace.analysis.export import json_lines, to_parquet
+from pdtrace.analysis.parquet import ParquetError
+from pdtrace.analysis.sources import Limits, SourceError
+from pdtrace.cli.options import PLAIN_BYTES, SPAN_BYTES, PlainBytes, SpanBytes
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def export(
-    sources: Annotated[list[Path], typer.Argument(help="Stores and OTLP files.")],
-    otlp_json: Annotated[str, typer.Option(help="File to write; - is standard output.")],
+    sources: Annotated[
+        list[str], typer.Argument(help="Stores, files, directories of them, globs.")
+    ],
+    otlp_json: Annotated[
+        str | None, typer.Option(help="File of OTLP JSON lines to write; - is standard output.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(help="Directory for the spans table, one Parquet file an hour.")
+    ] = None,
+    span_bytes: SpanBytes = SPAN_BYTES,
+    plain_bytes: PlainBytes = PLAIN_BYTES,
 ) -> None:
-    """Write SOURCES in OTLP's file format: JSON lines, one export request per line."""
+    """Write SOURCES as OTLP JSON lines (every message as it came) or as the spans table in Parquet.
+
+    Exit status: 0 all well, 1 nothing could be read or written, 3 the source said that its answer
+    was cut.
+    """
+    if (otlp_json is None) == (parquet is None):
+        _fail("say what to write: either --otlp-json FILE or --parquet DIR")
     notes: list[str] = []
+    partial = False
     try:
-        if otlp_json == "-":
+        if parquet is not None:
+            _, notes, partial = to_parquet(sources, parquet, Limits(span_bytes, plain_bytes))
+        elif otlp_json == "-":
             _to_stdout(sources, notes)
         else:
-            with atomic_file(Path(otlp_json)) as file:
+            with atomic_file(Path(otlp_json or "")) as file:
                 file.writelines(json_lines(sources, notes))
     except SourceError as error:
         _fail(str(error))
-    except OSError as error:
-        _fail(f"cannot write {otlp_json}: {error.strerror or error}")
+    except (OSError, ParquetError) as error:
+        _fail(f"cannot write {parquet or otlp_json}: {getattr(error, 'strerror', '') or error}")
     for note in notes:
         typer.echo(f"note: {note}", err=True)
+    if partial:
+        raise typer.Exit(3)
 
 
-def _to_stdout(sources: list[Path], notes: list[str]) -> None:
+def _to_stdout(sources: list[str], notes: list[str]) -> None:
     try:
         sys.stdout.buffer.writelines(json_lines(sources, notes))
         sys.stdout.buffer.flush()
@@ -44,6 +66,6 @@ def _to_stdout(sources: list[Path], notes: list[str]) -> None:
         raise typer.Exit(1) from None
 
 
-def _fail(sentence: str) -> None:
+def _fail(sentence: str) -> NoReturn:
     typer.echo(f"pdtrace export: {sentence}", err=True)
     raise typer.Exit(1)

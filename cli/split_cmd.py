@@ -15,9 +15,10 @@ from pdtrace.analysis.flat import flat, write_csv, write_parquet
 from pdtrace.analysis.load import Loaded, load
 from pdtrace.analysis.report_html import page
 from pdtrace.analysis.selection import Selection, select
-from pdtrace.analysis.sources import SourceError
+from pdtrace.analysis.sources import Limits, SourceError
 from pdtrace.analysis.split import Split, split
 from pdtrace.analysis.summary import summarise
+from pdtrace.cli.options import PLAIN_BYTES, SPAN_BYTES, PlainBytes, SpanBytes
 from pdtrace.cli.tables import drawn
 
 app = typer.Typer(add_completion=False)
@@ -26,9 +27,9 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def split_command(
     sources: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            help="Stores, OTLP files (JSON, JSON lines, protobuf, gzip), vLLM logs with KV events."
+            help="Stores, files of traces of any known format, directories of them, globs."
         ),
     ],
     as_json: Annotated[
@@ -56,13 +57,15 @@ def split_command(
     request_id: Annotated[
         list[str] | None, typer.Option(help="Only this request; may be repeated.")
     ] = None,
+    span_bytes: SpanBytes = SPAN_BYTES,
+    plain_bytes: PlainBytes = PLAIN_BYTES,
 ) -> None:
     """Split the time to first token of each request into waits that sum to it exactly.
 
     Exit status: 0 all well, 1 nothing could be read or none selected, 3 the source said that its
     answer was cut.
     """
-    loaded = _load(sources)
+    loaded = _load(sources, Limits(span_bytes, plain_bytes))
     chosen = Selection(
         models=tuple(model or ()),
         modes=tuple(mode or ()),
@@ -71,8 +74,7 @@ def split_command(
     )
     done = _select(split(loaded.handoffs), chosen)
     if html is not None:
-        names = [str(source) for source in sources]
-        text = page(loaded.handoffs, done, names, loaded.notes)
+        text = page(loaded.handoffs, done, sources, loaded.notes)
         _write(html, lambda: html.write_text(text, encoding="utf-8"))
     if csv is not None:
         _write(csv, lambda: write_csv(csv, flat(done)))
@@ -88,9 +90,9 @@ def split_command(
         raise typer.Exit(3)
 
 
-def _load(sources: list[Path]) -> Loaded:
+def _load(sources: list[str], limits: Limits) -> Loaded:
     try:
-        return load(sources)
+        return load(sources, limits)
     except SourceError as error:
         raise _failure(str(error)) from None
 

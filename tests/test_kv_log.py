@@ -24,6 +24,7 @@ from pdtrace.analysis.report import request_records
 from pdtrace.analysis.split import split
 from pdtrace.analysis.store import SpanBatch, read_spans
 from pdtrace.analysis.table import build
+from pdtrace.analysis.tabulate import tabulate
 from pdtrace.tracing import semconv as sc
 
 DATA = Path(__file__).parent / "data"
@@ -57,7 +58,7 @@ def test_order_copies_and_form_of_the_lines_change_nothing(tmp_path: Path) -> No
     path = tmp_path / "all.jsonl.gz"
     path.write_bytes(gzip.compress("\n".join(bare).encode()))
     batch = read(path)
-    assert batch.notes == ["dropped 27 spans that came again with the same content"]
+    assert tabulate([path]).notes == ["dropped 27 spans that came again with the same content"]
     assert said(batch.records) == said(read(*LOGS).records)
 
 

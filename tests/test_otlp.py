@@ -99,16 +99,89 @@ def test_spans_of_one_export_share_their_resource() -> None:
     ("name", "spelling"),
     [
         ("traceId", TRACE_ID.upper()),
+        ("traceId", f"0x{TRACE_ID}"),
+        ("traceId", "af600850-4556-04a3-22a6-e889b87f47cb"),
         ("traceId", "r2AIUEVWBKMipuiJuH9Hyw=="),
+        ("traceId", "r2AIUEVWBKMipuiJuH9Hyw"),
         ("spanId", "dWKvwewRzJU="),
         ("startTimeUnixNano", START_NS),
+        ("startTimeUnixNano", f" {START_NS} "),
         ("startTimeUnixNano", {"high": START_NS >> 32, "low": START_NS & 0xFFFFFFFF}),
+        ("startTimeUnixNano", {"high": str(START_NS >> 32), "low": (START_NS & (1 << 32) - 1)}),
+        (
+            "startTimeUnixNano",
+            {"low": (START_NS & 0xFFFFFFFF) - (1 << 32), "high": START_NS >> 32, "unsigned": True},
+        ),
         ("kind", "SPAN_KIND_INTERNAL"),
+        ("kind", "internal"),
+        ("kind", "1"),
+        ("attributes", {}),
+        ("attributes", None),
     ],
 )
 def test_other_spellings_give_the_same_record(name: str, spelling: object) -> None:
     """Ids in upper case or base64, numeric times and enum names are read."""
     assert read(document(span(**{name: spelling}))) == read(document(span()))
+
+
+@pytest.mark.parametrize("digits", [1, 4, 8, 12, 15, 16])
+@pytest.mark.parametrize("letters", ["71d1f1da4fde64a1", "1234567890123456"])
+def test_dropped_leading_zeros_come_back(digits: int, letters: str) -> None:
+    """Whatever is left of an id, also of digits alone, also where its length is base64's."""
+    short = letters[:digits]
+    (record,) = read(document(span(traceId=short, spanId=short, parentSpanId=short)))
+    assert (record.trace_id, record.span_id) == (short.zfill(32), short.zfill(16))
+    assert record.parent_id == record.span_id
+
+
+@pytest.mark.parametrize("written", [float(START_NS), f"{START_NS:.18e}", str(float(START_NS))])
+def test_a_time_written_as_floating_point_is_read_and_counted(written: object) -> None:
+    """It is exact to 256 ns only, which the user is told."""
+    tally = Tally()
+    (record,) = parse_object(document(span(startTimeUnixNano=written)), tally)
+    assert abs(record.start_ns - START_NS) <= 256
+    assert tally.float_times == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"intValue": 3}, 3),
+        ({"intValue": 3.0}, 3),
+        ({"intValue": {"high": 0, "low": 3}}, 3),
+        ({"intValue": "9007199254740993"}, 9007199254740993),
+        ({"boolValue": "false"}, False),
+        ({"boolValue": "True"}, True),
+        ({"doubleValue": "-Infinity"}, -math.inf),
+        (7, 7),
+        ("bare", "bare"),
+    ],
+)
+def test_values_in_other_spellings(value: Any, expected: object) -> None:
+    """64-bit numbers in every form, truth as text, and values without their type."""
+    assert read(document(attribute(value)))[0].attributes == {"k": expected}
+
+
+@pytest.mark.parametrize(
+    "value", [{"intValue": "many"}, {"boolValue": "maybe"}, {"doubleValue": "x"}]
+)
+def test_a_value_that_is_not_of_its_type_costs_itself_only(value: dict[str, Any]) -> None:
+    """The span stays, the value is absent and counted."""
+    tally = Tally()
+    (record,) = parse_object(document(attribute(value)), tally)
+    assert (record.attributes, sum(tally.ignored.values())) == ({}, 1)
+
+
+def test_a_span_above_the_limit_is_refused_and_counted() -> None:
+    """In JSON and in protobuf; the small one beside it stays."""
+    big = document(span(name="x" * 5000), span())
+    for parse, message in (
+        (lambda obj, tally: parse_object(obj, tally, size=9000), big),
+        (parse_request, json_to_protobuf(big)),
+    ):
+        tally = Tally(span_bytes=2000)
+        assert [record.name for record in parse(message, tally)] == ["pd.match"]
+        assert tally.rejected == {"larger than the limit (--max-span-bytes)": 1}
 
 
 def test_old_names_and_snake_case_give_the_same_record() -> None:
@@ -142,16 +215,21 @@ def test_float_times_are_read_and_counted() -> None:
         (span(traceId="0" * 32), "no trace id"),
         (span(traceId="g" * 32), "no trace id"),
         (span(spanId=None), "no span id"),
-        (span(spanId="12"), "no span id"),
+        (span(spanId="12345678901234567"), "no span id"),
+        (span(spanId="AAAAAAAAAAA="), "no span id"),
         (span(startTimeUnixNano="soon"), "no readable time"),
         (span(startTimeUnixNano=True), "no readable time"),
         (span(endTimeUnixNano=math.nan), "no readable time"),
         (span(endTimeUnixNano="0"), "no readable time"),
         (span(endTimeUnixNano=str(START_NS - 1)), "end before start"),
         (span(startTimeUnixNano="2300000000"), "time of another epoch"),
+        (span(startTimeUnixNano=START_NS // 1000), "time of another epoch"),
+        (span(startTimeUnixNano="123", endTimeUnixNano="124"), "time of another epoch"),
+        (span(endTimeUnixNano=str(START_NS * 1000)), "time of another epoch"),
+        (span(startTimeUnixNano=str(1 << 64)), "time of another epoch"),
         (span(endTimeUnixNano=str(START_NS + 86_400 * 10**9 + 1)), "longer than a day"),
         (span(attributes=7), "malformed span"),
-        (span(kind="SPAN_KIND_WHATEVER"), "malformed span"),
+        (span(events=7), "malformed span"),
         ("a string", "malformed span"),
     ],
 )

@@ -11,12 +11,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from pdtrace.analysis.framing import framed
 from pdtrace.analysis.otlp import json_to_protobuf
 from pdtrace.analysis.segments import MARKER, segment_paths
-from pdtrace.analysis.store import SourceError, StoreError, StoreWriter, read_spans
+from pdtrace.analysis.store import Limits, SourceError, StoreError, StoreWriter, read_spans
+from pdtrace.analysis.tabulate import tabulate
 
 DATA = Path(__file__).parent / "data"
 START_NS = 1_795_946_400_000_000_000
@@ -26,7 +28,7 @@ def document(number: int, **changes: Any) -> dict[str, Any]:
     span = {
         "traceId": f"{number:032x}",
         "spanId": f"{number:016x}",
-        "name": "pd.match",
+        "name": "a.step",
         "startTimeUnixNano": str(START_NS),
         "endTimeUnixNano": str(START_NS + number),
     }
@@ -236,31 +238,53 @@ def test_framed_message_whose_length_looks_like_text(tmp_path: Path, length: int
     assert numbers(tmp_path / "f") == [1]
 
 
+def spans(*sources: Path) -> list[int]:
+    """Which spans the table has, by the number that `document` gave them."""
+    return [int(text, 16) for text in tabulate(sources).table.spans["span_id"]]
+
+
 def test_sources_mix(tmp_path: Path) -> None:
-    """Several sources of several formats make one batch, each span once."""
+    """Several sources of several formats make one table, each span once."""
     sources = write_every_format(tmp_path)
     (tmp_path / "more").write_bytes(json_lines(document(3)))
-    batch = read_spans([*sources, str(tmp_path / "more")])
-    assert [int(record.span_id, 16) for record in batch.records] == [1, 2, 3]
+    assert spans(*sources, tmp_path / "more") == [1, 2, 3]
     copies = 2 * (len(sources) - 1)
-    assert batch.notes == [f"dropped {copies} spans that came again with the same content"]
+    assert tabulate(sources).notes == [
+        f"dropped {copies} spans that came again with the same content"
+    ]
 
 
-def test_conflicting_copy_keeps_the_first(tmp_path: Path) -> None:
-    """Two spans with the same ids and other content: the first stays, and that is said."""
+def test_conflicting_copy_keeps_the_longest(tmp_path: Path) -> None:
+    """Spans with the same ids and other content: in any order the longest stays, and it is said."""
     changed = document(1, endTimeUnixNano=str(START_NS + 99))
-    (tmp_path / "f").write_bytes(json_lines(document(1), changed, document(1)))
-    batch = read_spans([tmp_path / "f"])
-    assert [record.end_ns - START_NS for record in batch.records] == [1]
-    assert "same content" in batch.notes[0] and "dropped 1 span " in batch.notes[0]
-    assert "other content (1 time); the first is kept" in batch.notes[1]
+    for order in ([document(1), changed, document(1)], [changed, document(1), document(1)]):
+        (tmp_path / "f").write_bytes(json_lines(*order))
+        loaded = tabulate([tmp_path / "f"])
+        assert (loaded.table.spans["end_ns"] - START_NS).tolist() == [99]
+        (note,) = loaded.notes
+        assert "other content (2 times); the longest is kept" in note
+
+
+def test_copies_that_differ_in_an_event_are_in_conflict(tmp_path: Path) -> None:
+    """What a span carries is its content too; whichever comes first, one and the same stays."""
+    event = [{"name": "pd.refused", "timeUnixNano": str(START_NS)}]
+    found = []
+    for order in (
+        [document(1), document(1, events=event)],
+        [document(1, events=event), document(1)],
+    ):
+        (tmp_path / "f").write_bytes(json_lines(*order))
+        loaded = tabulate([tmp_path / "f"])
+        found.append(loaded.table.events["name"].tolist())
+        assert "other content (1 time)" in loaded.notes[0]
+    assert found[0] == found[1]
 
 
 def test_many_conflicts_make_few_notes(tmp_path: Path) -> None:
     """Ten conflicts are named, the others counted."""
     changed = [document(n, name="other") for n in range(1, 21)]
     (tmp_path / "f").write_bytes(json_lines(*(document(n) for n in range(1, 21)), *changed))
-    notes = read_spans([tmp_path / "f"]).notes
+    notes = tabulate([tmp_path / "f"]).notes
     assert (len(notes), notes[-1]) == (11, "10 more spans came again with other content")
 
 
@@ -315,13 +339,23 @@ def test_quirks_case_reads_alike_from_plain_and_gzip() -> None:
 
 
 def test_dirty_case_counts_what_it_leaves_out() -> None:
-    """Copies, a conflict, another epoch and a negative span are each counted."""
+    """Copies, a conflict, another epoch, a negative span, orphans, bad values: each counted."""
     expected = json.loads((DATA / "c06_dirty_spans.expected.json").read_text())
-    batch = read_spans([DATA / "c06_dirty_spans.otlp.jsonl"])
-    assert batch.rejected == {"time of another epoch": 1, "end before start": 1}
-    assert len(batch.records) == expected["span_ids_unique"] - 2
-    assert any("dropped 3 spans" in note for note in batch.notes)
-    assert any("other content (1 time)" in note for note in batch.notes)
+    loaded = tabulate([DATA / "c06_dirty_spans.otlp.jsonl"])
+    assert loaded.rejected == {"time of another epoch": 1, "end before start": 1}
+    table = loaded.table.spans
+    assert len(table) == expected["span_ids_unique"] - 2
+    assert table["name"].str.startswith("pd.").sum() == expected["own_spans_used"]
+    assert loaded.notes == [
+        "rejected 1 span: time of another epoch (the first: bytecode transform, 56.9 years long)",
+        "rejected 1 span: end before start (the first: pd.handshake, -1000000 ns long)",
+        "ignored 1 value: gen_ai.latency.time_in_queue is negative",
+        "ignored 1 value: gen_ai.latency.time_to_first_token is not a number",
+        "dropped 3 spans that came again with the same content",
+        "span pd.request c3a3380ad1557e1e of trace da9c50b823a1b266212cbfa62de039e8 came again "
+        "with other content (1 time); the longest is kept",
+        "7 spans of 1 parent that is in no source: joined by request id, which needs no parent",
+    ]
 
 
 def test_partial_answer_is_marked() -> None:
@@ -353,22 +387,85 @@ def test_source_without_spans_is_named(tmp_path: Path, content: bytes, words: st
     source = tmp_path / "input"
     source.write_bytes(content)
     with pytest.raises(SourceError, match=words) as caught:
-        read_spans([source])
+        tabulate([source])
     assert str(source) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_missing_and_empty_places(tmp_path: Path) -> None:
-    """A missing path, an empty directory, another directory, an empty store: all are named."""
+    """A missing path, an empty directory, one without traces, an empty store: all are named."""
     (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("x")
     StoreWriter(tmp_path / "store").close()
     for name, words in (
         ("missing", "does not exist"),
+        ("*.jsonl", "nothing matches"),
         ("empty", "is an empty directory"),
-        ("", "is not a pdtrace store"),
+        ("other", "no traces in .*thesis.txt is not OTLP"),
         ("store", "no usable span"),
     ):
         with pytest.raises(SourceError, match=words):
-            read_spans([tmp_path / name])
+            tabulate([tmp_path / name])
+
+
+def test_directories_and_globs_are_searched(tmp_path: Path) -> None:
+    """A directory to its depths, stores inside it too; the rest is passed over, and said."""
+    deep = tmp_path / "runs" / "a" / "b"
+    deep.mkdir(parents=True)
+    (deep / "one.jsonl").write_bytes(json_lines(document(1)))
+    (tmp_path / "runs" / "two.json.zst").write_bytes(zstd(json_lines(document(2))))
+    (tmp_path / "runs" / "README.md").write_text("# what this is")
+    (tmp_path / "runs" / ".hidden").write_bytes(json_lines(document(9)))
+    with StoreWriter(tmp_path / "runs" / "store") as writer:
+        writer.append(message(3))
+    assert spans(tmp_path / "runs") == [1, 2, 3]
+    assert spans(Path(f"{tmp_path}/runs/**/*.json*")) == [1, 2]
+    (note,) = tabulate([tmp_path / "runs"]).notes
+    assert note.startswith("passed over 1 file without traces (") and "README.md" in note
+
+
+def zstd(data: bytes) -> bytes:
+    return pa.compress(data, "zstd", asbytes=True)
+
+
+def test_cut_and_broken_zstd(tmp_path: Path) -> None:
+    """As with gzip: what comes before the cut is kept, and a file that is none is named."""
+    lines = json_lines(*(document(n, name=os.urandom(200).hex()) for n in range(1, 2000)))
+    (tmp_path / "f").write_bytes(zstd(lines)[:-2000])
+    loaded = tabulate([tmp_path / "f"])
+    assert 1 < len(loaded.table.spans) < 1999
+    assert "ends inside a message" in loaded.notes[0]
+    (tmp_path / "g").write_bytes(b"\x28\xb5\x2f\xfdnonsense")
+    with pytest.raises(SourceError, match="broken zstd"):
+        tabulate([tmp_path / "g"])
+
+
+@pytest.mark.parametrize("squeeze", [gzip.compress, zstd])
+def test_decompression_stops_at_its_limit(tmp_path: Path, squeeze: Any) -> None:
+    """A few bytes that become many cost no more than the limit, and it is said."""
+    lines = json_lines(*(document(n) for n in range(1, 5000)))
+    (tmp_path / "f").write_bytes(squeeze(lines))
+    loaded = tabulate([tmp_path / "f"], Limits(plain_bytes=100_000))
+    assert 1 < len(loaded.table.spans) < 100_000 / len(json_lines(document(1)))
+    assert any("more than 100000 bytes when it is decompressed" in note for note in loaded.notes)
+
+
+def test_an_array_with_an_element_a_line_is_read_line_by_line(tmp_path: Path) -> None:
+    """Brackets and commas are no lines that cannot be read."""
+    elements = b",\n".join(json_lines(document(n)).rstrip() for n in (1, 2, 3))
+    (tmp_path / "f").write_bytes(b"[\n" + elements + b"\n]\n")
+    assert (spans(tmp_path / "f"), tabulate([tmp_path / "f"]).notes) == ([1, 2, 3], [])
+
+
+def test_a_search_result_names_traces_and_has_no_spans(tmp_path: Path) -> None:
+    """Alone it is told for what it is; beside its traces they are found, lost zeros or not."""
+    search = DATA / "c07_tempo_search.json"
+    with pytest.raises(SourceError, match="a search result names 1 trace and holds no spans"):
+        tabulate([search])
+    notes = tabulate([DATA / "c07_tempo_v1.json", search]).notes
+    assert notes == ["a search result names 1 trace: all of them are in the sources"]
+    notes = tabulate([DATA / "c06_split_trace.otlp.jsonl", search]).notes
+    assert notes[-1].startswith("a search result names 1 trace, 1 of them in no source (071d1f")
 
 
 def test_empty_store_beside_a_full_one(tmp_path: Path) -> None:

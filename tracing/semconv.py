@@ -166,6 +166,21 @@ ERROR_TIMEOUT: Final = "timeout"
 ERROR_NO_TRANSFER_PARAMS: Final = "no_transfer_params"
 """Router only: a prefill engine answered without saying where its KV cache is."""
 
+# --- What the analysis writes on a span that it reads; no exporter sends these ---
+READ_ADJUSTED: Final = "pdtrace.read.adjusted"
+"""True: the trace store moved the times of this span and said so."""
+READ_REASON: Final = "pdtrace.read.reason"
+"""Why a value of this span is not used."""
+READ_EVENT: Final = "pdtrace.read."
+"""Before the name of an instant that another producer's span tells, as the name of an event."""
+READ_QUEUED: Final = READ_EVENT + "queued"
+READ_SCHEDULED: Final = READ_EVENT + "scheduled"
+READ_FIRST_TOKEN: Final = READ_EVENT + "first_token"
+READ_COMPUTED: Final = READ_EVENT + "computed"
+"""The prompt was computed, as a router saw it."""
+READ_LEG_END: Final = READ_EVENT + "leg_end"
+"""P's answer was there, as a router saw it."""
+
 # --- Counters kept in the engine process ---
 METRIC_EVENTS_RECORDED: Final = "pd_events_recorded_total"
 METRIC_EVENTS_DROPPED: Final = "pd_events_dropped_total"
@@ -194,3 +209,19 @@ VLLM_REQUEST_ID: Final = "gen_ai.request.id"
 VLLM_TTFT_S: Final = "gen_ai.latency.time_to_first_token"
 VLLM_QUEUE_S: Final = "gen_ai.latency.time_in_queue"
 VLLM_PREFILL_S: Final = "gen_ai.latency.time_in_model_prefill"
+VLLM_COMPLETION_TOKENS: Final = "gen_ai.usage.completion_tokens"
+VLLM_PROMPT_TOKENS: Final = "gen_ai.usage.prompt_tokens"
+VLLM_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
+
+# --- Dynamo's spans and request traces (another producer, lower grade) ---
+DYNAMO_SPAN: Final = "http-request"
+DYNAMO_REQUEST_ID: Final = "request_id"
+DYNAMO_CALLER_ID: Final = "x_request_id"
+DYNAMO_TTFT_MS: Final = "ttft_ms"
+DYNAMO_TRACE_SCHEMA: Final = "dynamo.request.trace.v1"
+
+# --- Spans of llm-d's sidecar (another producer, lower grade) ---
+LLMD_PREFIX: Final = "llm_d.pd_proxy"
+LLMD_REQUEST_ID: Final = "llm_d.pd_proxy.request_id"
+LLMD_TRUE_TTFT_MS: Final = "llm_d.pd_proxy.true_ttft_ms"
+"""Ends where decode is dispatched: never the time to first token."""

@@ -1,0 +1,81 @@
+"""Ids of spans and traces: what spellings of them mean, and how many of them compare at once."""
+
+import base64
+import re
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+TRACE_ID_BYTES: Final = 16
+SPAN_ID_BYTES: Final = 8
+_HEX: Final = re.compile(r"(?:0[xX])?([0-9a-fA-F]+)")
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
+
+Keys = npt.NDArray[np.uint64]
+
+
+def hex_id(text: object, size: int) -> str:
+    """Lower-case hex of an id of `size` bytes; "" when it is unreadable or zero.
+
+    Read are hex in any case, with leading zeros dropped (Jaeger's and Tempo's search) or `0x`
+    before it, base64 of either alphabet, and a UUID's spelling of 16 bytes.
+    """
+    if not isinstance(text, str) or not text:
+        return ""
+    if len(text) == 2 * size:
+        try:
+            raw = bytes.fromhex(text)
+        except ValueError:
+            raw = b""
+        if len(raw) == size:
+            return raw.hex() if any(raw) else ""
+    return _other_spelling(text, size)
+
+
+def _other_spelling(text: str, size: int) -> str:
+    text = text.strip()
+    if _UUID.fullmatch(text):
+        text = text.replace("-", "")
+    digits = _HEX.fullmatch(text)
+    if digits is not None and len(digits[1]) <= 2 * size:
+        padded = digits[1].lower().zfill(2 * size)
+        return padded if padded.strip("0") else ""
+    try:
+        alphabet = text.replace("-", "+").replace("_", "/").rstrip("=")
+        raw = base64.b64decode(alphabet + "=" * (-len(alphabet) % 4), validate=True)
+    except ValueError:
+        return ""
+    return raw.hex() if len(raw) == size and any(raw) else ""
+
+
+def fingerprints(trace_ids: pa.ChunkedArray, span_ids: pa.ChunkedArray) -> Keys:
+    """64 bits for each span (uint64, shape (n,)): equal ids give equal ones, others hardly ever."""
+    return _numbers(trace_ids) * _FACTOR ^ _numbers(span_ids)
+
+
+def _numbers(ids: pa.ChunkedArray) -> Keys:
+    """The last 16 hex digits of each id as a number, 0 for an empty one."""
+    found = ids.combine_chunks()
+    if isinstance(found, pa.ChunkedArray):
+        found = found.chunk(0) if found.num_chunks else pa.array([], ids.type)
+    if pa.types.is_dictionary(found.type):
+        codes = found.indices.to_numpy(zero_copy_only=False)
+        values = _of_texts(found.dictionary)
+        return values[codes] if len(values) else np.zeros(len(codes), np.uint64)
+    return _of_texts(found)
+
+
+def _of_texts(texts: pa.Array) -> Keys:
+    padded = pc.utf8_lpad(pc.utf8_slice_codeunits(texts, -16, None), 16, "0")
+    characters = np.frombuffer("".join(padded.to_pylist()).encode(), dtype=np.uint8)
+    if len(characters) != 16 * len(texts):
+        return np.array([hash(text) & 0xFFFFFFFFFFFFFFFF for text in texts.to_pylist()], np.uint64)
+    digits = characters.reshape(-1, 16).astype(np.uint64)
+    digits = np.where(digits >= 97, digits - np.uint64(87), digits & np.uint64(15))
+    powers = np.uint64(1) << np.arange(60, -1, -4, dtype=np.uint64)
+    numbers: Keys = (digits * powers).sum(axis=1, dtype=np.uint64)
+    return numbers

@@ -1,0 +1,278 @@
+"""The messages of one stream of bytes, recognised by content, without holding all of it.
+
+JSON lines (also the elements of an array, one a line), one JSON value over many lines, one
+protobuf message or many with their lengths before them, or a log of vLLM with events in it.
+"""
+
+import io
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any, BinaryIO, Final, NamedTuple, cast
+
+import orjson
+
+from pdtrace.analysis import kv_log
+from pdtrace.analysis.framing import LONGEST_MESSAGE, BadFrame, CutFrame, read_frames
+from pdtrace.analysis.intake import OtlpError
+from pdtrace.analysis.otlp import span_count
+
+_BOM: Final = b"\xef\xbb\xbf"
+_FIRST_FIELD: Final = b"\x0a"
+"""First byte of a bare ExportTraceServiceRequest: field 1, a message. Also a line feed."""
+_HEAD: Final = 64 << 20
+"""Bytes in which a binary stream must show what it is."""
+_LINES_TRIED: Final = 8
+_TELLING: Final = frozenset(
+    ("resourceSpans", "resource_spans", "batches", "resourceLogs", "resourceMetrics", "traceID")
+)
+"""Keys by which a line in the middle of a text is told to be a message of its own."""
+
+
+class Document(NamedTuple):
+    """A decoded JSON object and the bytes of its text."""
+
+    value: dict[str, Any]
+    size: int
+
+
+class NotUnderstood(Exception):
+    """A stream that holds nothing known; what it is instead, to be said after its name."""
+
+
+class _NotJson(Exception):
+    pass
+
+
+@dataclass(slots=True)
+class Skipped:
+    """What reading one source left out."""
+
+    not_json: int = 0
+    """Lines that are not JSON."""
+    log_lines: int = 0
+    """Lines of a log that speak of other things."""
+    too_long: int = 0
+    """Lines above the size of one message."""
+    not_traces: dict[str, int] = field(default_factory=dict)
+    """Messages of another kind, by kind."""
+    cut: list[str] = field(default_factory=list)
+    """Files that end inside a message."""
+    junk: list[str] = field(default_factory=list)
+    """Files that cannot be read to their end."""
+    over: list[str] = field(default_factory=list)
+    """Sentences about files of which only a part was decompressed."""
+
+    def count_not_traces(self, kind: str) -> None:
+        """One more message that is no trace export but `kind`."""
+        self.not_traces[kind] = self.not_traces.get(kind, 0) + 1
+
+    def sentences(self, source: object) -> list[str]:
+        """The same for the user, with counts."""
+        said = [f"{name} ends inside a message, which was skipped" for name in self.cut]
+        said += [f"{name} has unreadable bytes; the rest was skipped" for name in self.junk]
+        said += [
+            f"{what} when it is decompressed; the rest was skipped (--max-decompressed-bytes)"
+            for what in self.over
+        ]
+        if self.too_long:
+            said.append(f"{source}: skipped {plural(self.too_long, 'line')} of more than 1 GiB")
+        if self.not_json:
+            said.append(f"{source}: skipped {plural(self.not_json, 'line')} that cannot be read")
+        if self.log_lines:
+            lines = plural(self.log_lines, "other line")
+            said.append(f"{source}: passed over {lines} of the log")
+        for kind, count in self.not_traces.items():
+            said.append(f"{source}: skipped {plural(count, 'message')}: {kind}")
+        return said
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 line`, `2 lines`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def stream_messages(
+    stream: io.BufferedReader, name: str, skipped: Skipped
+) -> Iterator[bytes | Document]:
+    """Every message of a stream called `name`; raises `NotUnderstood` when it holds none."""
+    head = stream.peek(16)
+    if head.removeprefix(_BOM).lstrip()[:1] in (b"{", b"[") and not head.startswith(_FIRST_FIELD):
+        yield from _text_messages(stream, name, skipped)
+    else:
+        yield from _binary_or_text(stream, name, skipped)
+
+
+def _text_messages(stream: BinaryIO, name: str, skipped: Skipped) -> Iterator[bytes | Document]:
+    """JSON lines, or one JSON value over many lines, or framed bytes that began like JSON."""
+    lines = _lines(stream, skipped)
+    first = list(islice((line for line in lines if line.strip()), 1))
+    ahead = [] if first and _is_json(first[0]) else list(islice(lines, _LINES_TRIED))
+    if not ahead or any(_is_message(line) for line in ahead):
+        yield from _line_messages(chain(first, ahead, lines), name, skipped)
+    else:
+        yield from _whole_or_lines(_joined(chain(first, ahead, lines)), name, skipped)
+
+
+def _joined(lines: Iterable[bytes]) -> bytes:
+    data = bytearray()
+    for line in lines:
+        data += line
+        if len(data) > LONGEST_MESSAGE:
+            raise NotUnderstood("is one JSON value of more than 1 GiB: write it as JSON lines")
+    return bytes(data)
+
+
+def _whole_or_lines(data: bytes, name: str, skipped: Skipped) -> Iterator[bytes | Document]:
+    try:
+        yield from _documents(_load(data), len(data))
+    except _NotJson:
+        yield from _binary_or_text(io.BytesIO(data), name, skipped)
+
+
+def _binary_or_text(stream: BinaryIO, name: str, skipped: Skipped) -> Iterator[bytes | Document]:
+    head = stream.read(_HEAD)
+    more = stream.read(1)
+    if not more and _has_spans(head):
+        yield head
+        return
+    rest = cast(BinaryIO, io.BufferedReader(_Chained(head + more, stream), 1 << 20))
+    if _is_framed(head):
+        yield from _frames(rest, name, skipped)
+    elif kv_log.MARK in head:
+        yield from _log_messages(rest, name, skipped)
+    elif head.lstrip()[:1] in (b"{", b"["):
+        yield from _line_messages(_lines(rest, skipped), name, skipped)
+    elif more and _has_spans(whole := head + more + stream.read(LONGEST_MESSAGE)):
+        yield whole
+    else:
+        raise NotUnderstood("is not OTLP: neither JSON nor OTLP protobuf")
+
+
+class _Chained(io.RawIOBase):
+    """Bytes that were read already, and then the rest of their stream."""
+
+    def __init__(self, head: bytes, rest: BinaryIO) -> None:
+        self._head = memoryview(head)
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object, /) -> int:
+        view = memoryview(cast(bytearray, buffer))
+        data = self._head[: len(view)] or self._rest.read(len(view))
+        self._head = self._head[len(view) :]
+        view[: len(data)] = data
+        return len(data)
+
+
+def _log_messages(stream: BinaryIO, name: str, skipped: Skipped) -> Iterator[Document]:
+    """The events in a log of vLLM, among whatever else is in it."""
+    for line in _lines(stream, skipped):
+        event = kv_log.embedded(line)
+        if event is not None:
+            yield Document(event, len(line))
+        elif kv_log.MARK in line and not line.endswith(b"\n"):
+            skipped.cut.append(name)
+        elif line.strip():
+            skipped.log_lines += 1
+
+
+def _line_messages(lines: Iterable[bytes], name: str, skipped: Skipped) -> Iterator[Document]:
+    read = 0
+    for line in lines:
+        text = _element(line)
+        if not text:
+            continue
+        try:
+            documents = _documents(_load(text), len(text))
+        except _NotJson:
+            event = kv_log.embedded(line)
+            if event is None:
+                if line.endswith(b"\n"):
+                    skipped.not_json += 1
+                else:
+                    skipped.cut.append(name)
+                continue
+            documents = [Document(event, len(line))]
+        read += 1
+        yield from documents
+    if not read:
+        raise NotUnderstood("is not OTLP: no line of it is JSON")
+
+
+def _element(line: bytes) -> bytes:
+    """The line without what makes it an element of an array: "" for the array's own brackets."""
+    text = line.strip()
+    if text in (b"[", b"]", b","):
+        return b""
+    return text.removesuffix(b",")
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        _load(line)
+    except _NotJson:
+        return False
+    return True
+
+
+def _is_message(line: bytes) -> bool:
+    try:
+        value = _load(_element(line))
+    except _NotJson:
+        return False
+    return isinstance(value, dict) and not _TELLING.isdisjoint(value)
+
+
+def _load(text: bytes) -> Any:
+    """Decoded JSON; Python's own parser has the second try, as it knows a bare NaN."""
+    text = text.removeprefix(_BOM)
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise _NotJson from error
+
+
+def _documents(value: Any, size: int) -> list[Document]:
+    values = value if isinstance(value, list) else [value]
+    return [Document(item if isinstance(item, dict) else {"value": item}, size) for item in values]
+
+
+def _frames(stream: BinaryIO, name: str, skipped: Skipped) -> Iterator[bytes]:
+    try:
+        yield from read_frames(stream)
+    except CutFrame:
+        skipped.cut.append(name)
+    except BadFrame:
+        skipped.junk.append(name)
+
+
+def _lines(stream: BinaryIO, skipped: Skipped) -> Iterator[bytes]:
+    """Lines with their ends; one that is longer than a message is passed over."""
+    while line := stream.readline(LONGEST_MESSAGE):
+        if len(line) < LONGEST_MESSAGE:
+            yield line
+            continue
+        skipped.too_long += 1
+        while line and not line.endswith(b"\n"):
+            line = stream.readline(LONGEST_MESSAGE)
+
+
+def _has_spans(data: bytes) -> bool:
+    try:
+        return span_count(data) > 0
+    except OtlpError:
+        return False
+
+
+def _is_framed(data: bytes) -> bool:
+    try:
+        return _has_spans(next(read_frames(io.BytesIO(data)), b""))
+    except (CutFrame, BadFrame):
+        return False

@@ -1,0 +1,131 @@
+"""The spans table as Parquet, partitioned by hour: for keeping, and for scale.
+
+    DIR/hour=2026-11-29T10/spans.parquet
+
+A row is a span with its events in it. Text is stored once a file, and reading hands columns on as
+they are. A file is complete or not there at all.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pdtrace.analysis.atomic import atomic_file
+from pdtrace.analysis.columns import EMPTY, EVENT_SCHEMA, SPAN_SCHEMA
+from pdtrace.analysis.schema import EVENT_COLUMNS
+
+MAGIC: Final = b"PAR1"
+FILE: Final = "spans.parquet"
+HOUR_NS: Final = 3600 * 10**9
+ROW_GROUP: Final = 1 << 20
+"""Rows that are read at a time: about 100 MB."""
+_KEY: Final = b"pdtrace.spans"
+_VERSION: Final = b"1"
+_EVENTS: Final = "events"
+_EVENT: Final = pa.struct([EVENT_SCHEMA.field(c.name) for c in EVENT_COLUMNS[1:]])
+_TEXT: Final = pa.dictionary(pa.int32(), pa.string())
+_STORED_EVENT: Final = pa.struct(
+    [(f.name, pa.string() if f.type == _TEXT else f.type) for f in _EVENT]
+)
+SCHEMA: Final = SPAN_SCHEMA.append(pa.field(_EVENTS, pa.list_(_STORED_EVENT))).with_metadata(
+    {_KEY: _VERSION}
+)
+
+
+class ParquetError(Exception):
+    """A Parquet file that holds no spans table; what is wrong, to be said after its name."""
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether the file begins as Parquet does; false also when it cannot be opened."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == MAGIC
+    except OSError:
+        return False
+
+
+def read_batches(path: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """Spans (`SPAN_SCHEMA`) and their events (`EVENT_SCHEMA`), row group by row group.
+
+    Columns that the file lacks, since it was written before there were any, are empty.
+    """
+    try:
+        known = pq.read_schema(path)
+        if (known.metadata or {}).get(_KEY) != _VERSION:
+            raise ParquetError("is Parquet, but not a spans table of `pdtrace export`")
+        texts = [f.name for f in SPAN_SCHEMA if f.type == _TEXT and f.name in known.names]
+        with pq.ParquetFile(path, read_dictionary=texts) as file:
+            for group in range(file.num_row_groups):
+                yield _apart(file.read_row_group(group))
+    except pa.ArrowInvalid as error:
+        raise ParquetError(f"is broken Parquet: {str(error).splitlines()[0]}") from error
+
+
+def _apart(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Spans and events of one row group."""
+    known = set(rows.column_names)
+    spans = [
+        rows[field.name].cast(field.type) if field.name in known else _nothing(field, len(rows))
+        for field in SPAN_SCHEMA
+    ]
+    lists = rows[_EVENTS].combine_chunks()
+    if isinstance(lists, pa.ChunkedArray):
+        lists = lists.chunk(0) if lists.num_chunks else pa.array([], rows[_EVENTS].type)
+    flat = lists.flatten()
+    events = [pc.cast(pc.list_parent_indices(lists), pa.int64())]
+    events += [pc.struct_field(flat, field.name).cast(field.type) for field in _EVENT]
+    return pa.table(spans, schema=SPAN_SCHEMA), pa.table(events, schema=EVENT_SCHEMA)
+
+
+def _nothing(field: pa.Field, count: int) -> pa.Array:
+    value = EMPTY[SPAN_SCHEMA.get_field_index(field.name)]
+    if field.type == _TEXT:
+        return pa.array([value] * count, pa.string()).dictionary_encode()
+    return pa.array([value] * count, type=field.type)
+
+
+def write_hours(spans: pa.Table, events: pa.Table, directory: Path) -> list[Path]:
+    """The files of a spans table, one for each hour (UTC) in which a span begins.
+
+    `spans` are in order of time, `events` in that of their rows. Files that are there are replaced.
+    """
+    rows = _together(spans, events)
+    hours = rows["start_ns"].to_numpy() // HOUR_NS
+    cuts = np.flatnonzero(np.diff(hours)) + 1 if len(hours) else np.array([], np.int64)
+    starts = [0, *cuts.tolist()] if len(hours) else []
+    written = []
+    for start, end in zip(starts, [*starts[1:], len(hours)], strict=True):
+        path = hour_file(directory, int(hours[start]))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as file:
+            pq.write_table(
+                rows.slice(start, end - start),
+                file,
+                compression="zstd",
+                row_group_size=ROW_GROUP,
+                use_dictionary=[field.name for field in SPAN_SCHEMA if field.type == _TEXT],
+            )
+        written.append(path)
+    return written
+
+
+def hour_file(directory: Path, hour: int) -> Path:
+    """The file for spans that begin in this hour, counted from 1970."""
+    return directory / f"hour={np.datetime64(hour, 'h')}" / FILE
+
+
+def _together(spans: pa.Table, events: pa.Table) -> pa.Table:
+    """Spans with the list of their events as one more column."""
+    counts = np.bincount(events["row"].to_numpy(), minlength=len(spans))
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    columns = [events[field.name].cast(field.type).combine_chunks() for field in _STORED_EVENT]
+    chunks = [c.chunk(0) if isinstance(c, pa.ChunkedArray) else c for c in columns]
+    structs = pa.StructArray.from_arrays(chunks, fields=list(_STORED_EVENT))
+    lists = pa.ListArray.from_arrays(pa.array(offsets), structs)
+    return pa.table([*(spans[name] for name in SPAN_SCHEMA.names), lists], schema=SCHEMA)

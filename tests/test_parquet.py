@@ -1,0 +1,138 @@
+"""The spans table as Parquet by hour: written whole, read back exactly, exported again."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from generator import Shape, records
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdtrace.analysis.export import to_parquet
+from pdtrace.analysis.handoffs import join
+from pdtrace.analysis.parquet import SCHEMA, read_batches, write_hours
+from pdtrace.analysis.records import EventRecord, SpanRecord
+from pdtrace.analysis.report import request_records
+from pdtrace.analysis.sources import SourceError
+from pdtrace.analysis.split import split
+from pdtrace.analysis.table import SpansTable, TableBuilder, build
+from pdtrace.analysis.tabulate import tabulate
+from pdtrace.cli.main import main
+
+DATA = Path(__file__).parent / "data"
+HOUR_NS = 3600 * 10**9
+
+
+def same(one: SpansTable, other: SpansTable) -> None:
+    pd.testing.assert_frame_equal(one.spans, other.spans)
+    pd.testing.assert_frame_equal(one.events, other.events)
+
+
+def written(directory: Path, spans: list[SpanRecord]) -> list[Path]:
+    builder = TableBuilder()
+    for span in spans:
+        builder.add(span)
+    found, events, _ = builder.finish_arrow()
+    return write_hours(found, events, directory)
+
+
+@pytest.mark.parametrize(
+    "name", ["c01_handshake.otlp.jsonl", "c06_split_trace.otlp.jsonl", "c16_push_modes.otlp.jsonl"]
+)
+def test_what_is_exported_reads_back_exactly(name: str, tmp_path: Path) -> None:
+    """Spans, events and the split, other producers' spans included."""
+    files, notes, partial = to_parquet([DATA / name], tmp_path / "kept")
+    assert ([file.parent.name for file in files], notes, partial) == (
+        ["hour=2026-11-29T10"], [], False,
+    )  # fmt: skip
+    plain, kept = tabulate([DATA / name]).table, tabulate([tmp_path / "kept"]).table
+    same(plain, kept)
+    assert list(request_records(split(join(plain)))) == list(request_records(split(join(kept))))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    hours=st.lists(st.integers(0, 2), min_size=1, max_size=12),
+    events=st.integers(0, 3),
+    text=st.text(max_size=5),
+)
+def test_any_spans_read_back_exactly(
+    hours: list[int], events: int, text: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Hours, numbers of events, text of any kind, and nothing said at all."""
+    (span, *_) = records(Shape())
+    spans = [
+        replace(
+            span,
+            span_id=f"{number + 1:016x}",
+            name=text,
+            start_ns=span.start_ns + hour * HOUR_NS,
+            end_ns=span.start_ns + hour * HOUR_NS + number,
+            attributes={} if number % 2 else span.attributes,
+            events=tuple(EventRecord(text, span.start_ns + i, {}) for i in range(events)),
+        )
+        for number, hour in enumerate(hours)
+    ]
+    directory = tmp_path_factory.mktemp("kept")
+    assert len(written(directory, spans)) == len(set(hours))
+    same(tabulate([directory]).table, build(spans))
+
+
+def test_exporting_again_adds_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
+    """The same sources change nothing; others join the hour's file."""
+    first, second = DATA / "c01_handshake.otlp.jsonl", DATA / "c16_push_modes.otlp.jsonl"
+    to_parquet([first], tmp_path)
+    once = tabulate([tmp_path])
+    to_parquet([first], tmp_path)
+    same(tabulate([tmp_path]).table, once.table)
+    to_parquet([second], tmp_path)
+    same(tabulate([tmp_path]).table, tabulate([first, second]).table)
+    assert tabulate([tmp_path]).notes == []
+
+
+def test_a_file_of_an_older_schema_has_empty_columns(tmp_path: Path) -> None:
+    """A column that came later says nothing in what was written before."""
+    (path,) = written(tmp_path, records(Shape()))
+    whole = tabulate([path]).table
+    rows = pq.read_table(path).drop_columns(["reason", "attempt", "tp_rank"])
+    pq.write_table(rows, path)
+    found = tabulate([path]).table.spans
+    assert found["attempt"].isna().all() and (found["reason"] == "").all()
+    assert (found["tp_rank"] == 0).all()
+    pd.testing.assert_series_equal(found["request_id"], whole.spans["request_id"])
+
+
+def test_other_parquet_is_named(tmp_path: Path) -> None:
+    """Not ours, and broken."""
+    (path,) = written(tmp_path / "kept", records(Shape()))
+    pq.write_table(pq.read_table(path).replace_schema_metadata(None), tmp_path / "other")
+    with pytest.raises(SourceError, match="is Parquet, but not a spans table"):
+        tabulate([tmp_path / "other"])
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(SourceError, match="is broken Parquet"):
+        tabulate([path])
+
+
+def test_row_groups_come_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of many row groups is read in as many batches, whose events stay with their spans."""
+    monkeypatch.setattr("pdtrace.analysis.parquet.ROW_GROUP", 5)
+    spans = records(Shape())
+    (path,) = written(tmp_path, spans)
+    assert [len(batch) for batch, _ in read_batches(path)][:2] == [5, 5]
+    same(tabulate([path]).table, build(spans))
+    assert pq.read_schema(path).names == SCHEMA.names
+
+
+def test_the_command_says_what_it_needs(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Exactly one kind of output, and a source."""
+    source = str(DATA / "c07_tempo_v2_partial.json")
+    for arguments, status, words in (
+        ([source], 1, "either --otlp-json FILE or --parquet DIR"),
+        ([source, "--parquet", str(tmp_path / "kept")], 3, "marked its answer as partial"),
+        ([str(tmp_path / "none"), "--parquet", str(tmp_path / "kept")], 1, "does not exist"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(["export", *arguments])
+        assert (stopped.value.code, words in capfd.readouterr().err) == (status, True)
