@@ -153,7 +153,7 @@ def _file_messages(
     file: BinaryIO, path: Path, skipped: Skipped, limits: Limits
 ) -> Iterator[bytes | Document]:
     plain = Plain(file, limits.plain_bytes)
-    stream = io.BufferedReader(cast(io.RawIOBase, plain), 1 << 20)
+    stream = cast(io.BufferedReader, io.BufferedReader(plain, 1 << 20))
     if not stream.peek(1):
         raise NotUnderstood(f"is a broken {plain.kind} file" if plain.cut else "is empty")
     yield from stream_messages(stream, str(path), skipped)
