@@ -64,7 +64,7 @@ def leg(
     asked: int | None = None,
     instance: str = "",
     service: str = "unknown_service:python",
-    **latency: object,
+    **latency: Any,
 ) -> SpanRecord:
     """A leg that vLLM reports, times in ms; `ttft`, `queue`, `prefill` in ms or as they stand."""
     keys = {"ttft": sc.VLLM_TTFT_S, "queue": sc.VLLM_QUEUE_S, "prefill": sc.VLLM_PREFILL_S}

@@ -145,7 +145,8 @@ def test_unusable_spans_are_counted(changes: dict[str, Any], reason: str) -> Non
 
 def jaeger_of(records: list[SpanRecord], warn: dict[str, str] | None = None) -> dict[str, Any]:
     """The records as Jaeger shows them; `warn` is the warning on the spans of a role."""
-    spans, processes = [], {}
+    spans: list[dict[str, Any]] = []
+    processes: dict[str, Any] = {}
     for record in records:
         key = f"p{len(processes)}"
         processes[key] = {"serviceName": "s", "tags": tags(record.resource)}

@@ -175,12 +175,12 @@ def test_a_value_that_is_not_of_its_type_costs_itself_only(value: dict[str, Any]
 def test_a_span_above_the_limit_is_refused_and_counted() -> None:
     """In JSON and in protobuf; the small one beside it stays."""
     big = document(span(name="x" * 5000), span())
-    for parse, message in (
-        (lambda obj, tally: parse_object(obj, tally, size=9000), big),
-        (parse_request, json_to_protobuf(big)),
+    for read_it in (
+        lambda tally: parse_object(big, tally, size=9000),
+        lambda tally: parse_request(json_to_protobuf(big), tally),
     ):
         tally = Tally(span_bytes=2000)
-        assert [record.name for record in parse(message, tally)] == ["pd.match"]
+        assert [record.name for record in read_it(tally)] == ["pd.match"]
         assert tally.rejected == {"larger than the limit (--max-span-bytes)": 1}
 
 

@@ -425,7 +425,7 @@ def test_directories_and_globs_are_searched(tmp_path: Path) -> None:
 
 
 def zstd(data: bytes) -> bytes:
-    return pa.compress(data, "zstd", asbytes=True)
+    return bytes(pa.compress(data, "zstd", asbytes=True))
 
 
 def test_cut_and_broken_zstd(tmp_path: Path) -> None:
