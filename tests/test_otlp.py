@@ -175,12 +175,11 @@ def test_a_value_that_is_not_of_its_type_costs_itself_only(value: dict[str, Any]
 def test_a_span_above_the_limit_is_refused_and_counted() -> None:
     """In JSON and in protobuf; the small one beside it stays."""
     big = document(span(name="x" * 5000), span())
-    for read_it in (
-        lambda tally: parse_object(big, tally, size=9000),
-        lambda tally: parse_request(json_to_protobuf(big), tally),
-    ):
-        tally = Tally(span_bytes=2000)
-        assert [record.name for record in read_it(tally)] == ["pd.match"]
+    as_json, as_protobuf = Tally(span_bytes=2000), Tally(span_bytes=2000)
+    found = parse_object(big, as_json, size=9000)
+    assert found == parse_request(json_to_protobuf(big), as_protobuf)
+    assert [record.name for record in found] == ["pd.match"]
+    for tally in (as_json, as_protobuf):
         assert tally.rejected == {"larger than the limit (--max-span-bytes)": 1}
 
 
