@@ -49,6 +49,9 @@ def show_command(
     html: Annotated[
         Path | None, typer.Option(help="Write one self-contained HTML page here.")
     ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Write a trace here that ui.perfetto.dev opens.")
+    ] = None,
 ) -> None:
     """Show one request as a waterfall, with a sentence for each phase.
 
@@ -60,6 +63,8 @@ def show_command(
     shown = show(loaded.handoffs, label)
     if html is not None:
         _write(html, page(shown, [str(source) for source in sources], loaded.notes).encode())
+    if perfetto is not None:
+        _write(perfetto, _trace(loaded, label, shown))
     if as_json_:
         sys.stdout.buffer.write(orjson.dumps(as_json(shown)) + b"\n")
         sys.stdout.buffer.flush()
@@ -101,6 +106,16 @@ def _listing(handoffs: Handoffs, labels: list[str]) -> list[str]:
         listed.append(f"  {name}  {row['mode'] or 'mode not known'}, {said}")
     more = len(labels) - len(listed)
     return [*listed, f"  … and {more} more"] if more else listed
+
+
+def _trace(loaded: Loaded, label: str, shown: Shown) -> bytes:
+    try:
+        from pdtrace.analysis.perfetto import trace
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("perfetto"):
+            raise
+        raise _failure("--perfetto needs pip install 'pdtrace[perfetto]'") from None
+    return trace(loaded.handoffs, loaded.table, label, shown.pieces)
 
 
 def _print(shown: Shown) -> None:

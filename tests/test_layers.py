@@ -42,6 +42,7 @@ ONLY_IN: dict[str, dict[str, tuple[str, ...]]] = {
     "analysis": {
         "otlp": ("opentelemetry.proto", "google.protobuf"),
         "collect": ("grpc", "starlette", "uvicorn"),
+        "perfetto": ("perfetto.protos",),
     },
     "dashboards": {"*": ("grafana_client", "grafana_foundation_sdk")},
 }

@@ -170,10 +170,11 @@ def test_a_cut_answer_is_told_by_the_exit_status(capfd: pytest.CaptureFixture[st
 def test_files_are_written_beside_the_output(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A page; one that cannot be written is one sentence."""
-    page = tmp_path / "page.html"
-    assert run(PUSH, NO_BLOCKS, "--html", str(page)) == 0
+    """A page, a Perfetto trace; one that cannot be written is one sentence."""
+    page, trace = tmp_path / "page.html", tmp_path / "one.pftrace"
+    assert run(PUSH, NO_BLOCKS, "--html", str(page), "--perfetto", str(trace)) == 0
     assert "decode_capacity" in page.read_text(encoding="utf-8")
+    assert b"pd.write_complete" in trace.read_bytes()
     capfd.readouterr()
     assert run(PUSH, NO_BLOCKS, "--html", str(tmp_path / "no" / "page.html")) == 1
     out, err = capfd.readouterr()
