@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 # Passed to pip: another index, say, where torch's CPU build has one of its own.
 PIP_ARGS ?=
+# Options of pytest, for both of its runs.
 PYTEST_ARGS ?=
 BIN := .venv/bin
 FOLDERS := tracing connector analysis dashboards cli
@@ -12,8 +13,10 @@ FOLDERS := tracing connector analysis dashboards cli
 demo: venv
 	$(BIN)/pdtrace demo
 
+# Real engines and NIXL agents need the machine for themselves; all other tests run side by side.
 test: venv lint
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 -m "not e2e and not nixl" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "e2e or nixl" $(PYTEST_ARGS)
 
 # The end-to-end tests on vLLM 0.31, in an environment of its own (4 GB); see docs/versions.md.
 test-vllm-0.31: .venv-0.31/installed

@@ -33,6 +33,7 @@ from pdtrace.analysis.store import StoreError, StoreWriter, read_spans
 SERVICE = "/opentelemetry.proto.collector.{}Service/Export"
 TRACES = SERVICE.format("trace.v1.Trace")
 PROTOBUF = {"Content-Type": "application/x-protobuf"}
+GZIPPED = PROTOBUF | {"Content-Encoding": "gzip"}
 JSON = {"Content-Type": "application/json; charset=utf-8"}
 
 
@@ -178,13 +179,15 @@ def test_empty_request_is_accepted(collector: Collector, store: Path) -> None:
 @pytest.mark.parametrize(
     ("body", "headers", "status"),
     [
-        (b"\xff\xff", PROTOBUF, 400),
-        (b"{", JSON, 400),
-        (b'{"resourceLogs": []}', JSON, 400),
-        (b"not gzip", PROTOBUF | {"Content-Encoding": "gzip"}, 400),
-        (gzip.compress(message())[:-9], PROTOBUF | {"Content-Encoding": "gzip"}, 400),
-        (message(), PROTOBUF | {"Content-Encoding": "zstd"}, 400),
-        (message(), {"Content-Type": "text/plain"}, 415),
+        pytest.param(b"\xff\xff", PROTOBUF, 400, id="no protobuf"),
+        pytest.param(b"{", JSON, 400, id="no JSON"),
+        pytest.param(b'{"resourceLogs": []}', JSON, 400, id="logs"),
+        pytest.param(b"not gzip", GZIPPED, 400, id="no gzip"),
+        pytest.param(gzip.compress(message())[:-9], GZIPPED, 400, id="cut gzip"),
+        pytest.param(
+            message(), PROTOBUF | {"Content-Encoding": "zstd"}, 400, id="other compression"
+        ),
+        pytest.param(message(), {"Content-Type": "text/plain"}, 415, id="other type"),
     ],
 )
 def test_invalid_http_message(
