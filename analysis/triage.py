@@ -104,13 +104,13 @@ def triage(
     """
     sets = divide(window, objective, baseline, source)
     rows, lifted, mix_share = None, None, None
-    if not sets.slow.any():
+    if not sets.slow.any() and not sets.limit_is_share:
         verdict = Verdict(NOTHING_SLOW)
     elif not sets.enough:
         verdict = Verdict(TOO_FEW)
     else:
         rows = _ledger(sets.slow_traffic, sets)
-        lifted = lift(attributes(sets.ranked), sets.slow)
+        lifted = lift(attributes(sets.ranked), sets.slow, _arrivals(sets.ranked))
         rise = float(rows["d_ns"].sum())
         mix_share = float(rows["mix_ns"].sum()) / rise if rise > 0 else None
         verdict = _judge(window, sets, rows, lifted, mix_share)

@@ -19,6 +19,8 @@ from pdtrace.analysis.triage_attributes import (
 
 ENOUGH: Final = 0.3
 """The lower bound of coverage that a value must reach to be named."""
+ALSO: Final = 0.15
+"""And to be told beside it: another fault among the rest makes the coverage look smaller."""
 
 P_SIDE: Final = frozenset((phases.PREFILL_QUEUE, phases.PREFILL, phases.MATCH))
 D_SIDE: Final = frozenset(
@@ -36,7 +38,9 @@ _ON_D: Final = (D_ENGINE, D_HOST)
 
 
 class Chosen(NamedTuple):
-    """A value of an attribute, its bounds, and others that exactly the same requests have."""
+    """A value of an attribute and its bounds; `aliases`: others that exactly the same requests
+    have; `others`: further values to be told, with their coverage and its lower bound.
+    """
 
     attribute: str
     value: str
@@ -46,11 +50,12 @@ class Chosen(NamedTuple):
     coverage_high: float
     risk_ratio: float
     aliases: tuple[tuple[str, str], ...]
+    others: tuple[tuple[str, str, float, float], ...]
 
 
-def candidates(lift: pd.DataFrame) -> pd.DataFrame:
+def candidates(lift: pd.DataFrame, least: float = ENOUGH) -> pd.DataFrame:
     """Values that are believed, cover enough and stand for themselves, in the order of `lift`."""
-    stands = lift["found"] & (lift["yields_to"] == "") & (lift["coverage_low"] >= ENOUGH)
+    stands = lift["found"] & (lift["yields_to"] == "") & (lift["coverage_low"] >= least)
     return lift[stands]
 
 
@@ -80,7 +85,18 @@ def choose(lift: pd.DataFrame, phase: str) -> Chosen | None:
         coverage_high=float(row["coverage_high"]),
         risk_ratio=float(row["risk_ratio"]),
         aliases=tuple(names[1:]),
+        others=_others(candidates(lift, ALSO), int(row["same_as"])),
     )
+
+
+def _others(able: pd.DataFrame, same_as: int) -> tuple[tuple[str, str, float, float], ...]:
+    """The first value of each set of requests but the one that was chosen."""
+    kept = able[able["same_as"] != same_as].drop_duplicates("same_as")
+    columns = (kept[name].tolist() for name in _OTHER)
+    return tuple(zip(*columns, strict=True))
+
+
+_OTHER: Final = ("attribute", "value", "coverage", "coverage_low")
 
 
 def _preference(attribute: str, phase: str) -> tuple[int, int]:

@@ -166,9 +166,9 @@ def _attributes(found: Triage) -> str:
     return _section(
         "What slow requests have in common",
         "Which part of the slow requests a value explains: those beyond what the rest's rate of "
-        "slow ones gives, compared within equal prompt lengths; whiskers: 95 %. The order is that "
-        f"of the lower ends. A value is named only if its lower end reaches {percent(ENOUGH)} "
-        "(dashed), chance is ruled out, and no related value explains it better.",
+        "slow ones gives, compared within equal prompt lengths and times; whiskers: 95 %. The "
+        "order is that of the lower ends. A value is named only if its lower end reaches "
+        f"{percent(ENOUGH)} (dashed), chance is ruled out, and no related value explains more.",
         ranges(rows, "%", 100 * ENOUGH) + _table(lift_table(found), 2),
     )
 

@@ -20,6 +20,9 @@ from pdtrace.analysis.triage_attributes import ATTRIBUTES, BY_NAME, LENGTH, pare
 LEAST: Final = 20
 """Values that fewer requests have are not tested."""
 SEED: Final = 7
+MOST_TIMES: Final = 6
+PER_TIME: Final = 30
+"""Stretches of time within which rates are compared: at most so many, of so many slow requests."""
 COLUMNS: Final = {
     "attribute": "str",
     "value": "str",
@@ -42,18 +45,27 @@ COLUMNS: Final = {
 }
 
 
-def lift(attributes: pd.DataFrame, slow: pd.Series) -> pd.DataFrame:
+def lift(attributes: pd.DataFrame, slow: pd.Series, at_ns: Ints) -> pd.DataFrame:
     """One row per tested value (columns: `COLUMNS`), by the lower bound of coverage, descending.
 
-    `attributes`: of every comparable request, slow or not; `slow`: bool over them.
+    `attributes`: of every comparable request, slow or not; `slow`: bool over them; `at_ns`:
+    their arrivals.
     `coverage`: slow requests beyond the rest's rate over all slow ones; `difference_*`: the same
-    per request with the value. All rates are compared within buckets of prompt length.
+    per request with the value. All rates are compared within buckets of prompt length and
+    stretches of time: an engine that only served while all were slow is not to blame.
     `found`: believed at a false-discovery rate of 5 %. `same_as`: equal numbers mark values that
     exactly the same requests have. `yields_to`: a related value that explains it, see there.
     """
-    length = pd.factorize(attributes[LENGTH])[0]
     hit = slow.to_numpy(np.bool_)
-    tables = [_tested(attributes[one.name], one.name, length, hit) for one in ATTRIBUTES]
+    length = pd.factorize(attributes[LENGTH])[0]
+    times = _times(at_ns, int(hit.sum()))
+    both = length * MOST_TIMES + times
+    strata = int(both.max(initial=0)) + 1
+    tables = [
+        # Within one bucket of length there is nothing to compare lengths with.
+        _tested(attributes[one.name], one.name, times if one.name == LENGTH else both, strata, hit)
+        for one in ATTRIBUTES
+    ]
     known = [table for table in tables if len(table.values)]
     if not known:
         return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in COLUMNS.items()})
@@ -71,6 +83,15 @@ def lift(attributes: pd.DataFrame, slow: pd.Series) -> pd.DataFrame:
     return ordered[list(COLUMNS)].reset_index(drop=True).astype(COLUMNS)
 
 
+def _times(at_ns: Ints, slow: int) -> Ints:
+    """Each request's stretch of time; each holds as many requests, small sets have only one."""
+    count = min(max(slow // PER_TIME, 1), MOST_TIMES)
+    rank = np.empty(len(at_ns), dtype=np.int64)
+    rank[np.argsort(at_ns, kind="stable")] = np.arange(len(at_ns))
+    times: Ints = rank * count // max(len(at_ns), 1)
+    return times
+
+
 class _Tested(NamedTuple):
     """The tested values of one attribute: their counts, and marks of who has them."""
 
@@ -80,16 +101,15 @@ class _Tested(NamedTuple):
     same_as: Ints
 
 
-def _tested(values: pd.Series, name: str, length: Ints, slow: Bools) -> _Tested:
-    """None where all requests agree. `length`: each request's bucket of prompt length."""
+def _tested(values: pd.Series, name: str, stratum: Ints, strata: int, slow: Bools) -> _Tested:
+    """No value where all requests agree. `stratum`: within which of `strata` each one lies."""
     code, names = pd.factorize(values)
     sizes = np.bincount(code, minlength=len(names))
     tested = (sizes >= LEAST) & (sizes < len(code)) & np.asarray(names != "")
-    shape = (len(names), int(length.max()) + 1)
-    # Within one bucket of length there is nothing to compare lengths with.
-    cell = code * shape[1] + (0 if name == LENGTH else length)
+    shape = (len(names), strata)
+    cell = code * strata + stratum
     size, hit = (
-        np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+        np.bincount(cells, minlength=len(names) * strata).reshape(shape)
         for cells in (cell, cell[slow])
     )
     rest, rest_hit = size.sum(axis=0) - size, hit.sum(axis=0) - hit

@@ -90,7 +90,7 @@ def lift_table(found: Triage) -> Table:
     header = (
         "attribute", "value", "n", "slow", "else", "times", "covers", "surely", "chance?",
     )  # fmt: skip
-    title = "What slow requests have in common (compared within equal prompt lengths)"
+    title = "What slow requests have in common (within equal prompt lengths and times)"
     return Table(title, header, rows)
 
 
@@ -201,6 +201,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "coverage": chosen.coverage if chosen else None,
         "coverage_interval": _both(chosen.coverage_low, chosen.coverage_high) if chosen else None,
         "same_requests": [list(alias) for alias in chosen.aliases] if chosen else [],
+        "also": [dict(zip(_ALSO, other, strict=True)) for other in chosen.others] if chosen else [],
         "since_ns": shift.at_ns if shift else None,
         "event": vars(event) if event else None,
         "advice": verdict.advice,
@@ -209,6 +210,9 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "between_hosts_ns": verdict.resolution.together_ns if verdict.resolution else None,
         "causes": [{"anchor": cause.anchor, "found": cause.sentence} for cause in verdict.causes],
     }
+
+
+_ALSO: Final = ("attribute", "value", "coverage", "coverage_low")
 
 
 def _both(low: float | None, high: float | None) -> list[float] | None:

@@ -40,11 +40,7 @@ def verdict_sentences(found: Triage) -> list[str]:
     lines = [_HEADS[verdict.kind](found)]
     since = _time(verdict)
     lines += [f"Since {since}."] if since else []
-    if verdict.chosen is not None and verdict.chosen.aliases:
-        names = ", ".join(
-            f"{BY_NAME[name].words} {value}" for name, value in verdict.chosen.aliases
-        )
-        lines.append(f"Exactly the same requests have: {names}.")
+    lines += _beside(verdict.chosen) if verdict.chosen is not None else []
     lines += _why(verdict)
     lines += _advice(verdict)
     return lines
@@ -55,6 +51,16 @@ def links(verdict: Verdict) -> list[str]:
     own = [SECTION[verdict.kind]] if verdict.kind in SECTION else []
     phase = [verdict.phase] if verdict.phase and verdict.kind in (FACTOR, NO_SINGLE) else []
     return [*own, *(cause.anchor for cause in verdict.causes), *phase]
+
+
+def _beside(chosen: Chosen) -> list[str]:
+    """What cannot be told from the value named, and what explains slow requests besides."""
+    same = ", ".join(f"{BY_NAME[name].words} {value}" for name, value in chosen.aliases)
+    lines = [f"Exactly the same requests have: {same}."] if same else []
+    for attribute, value, coverage, low in chosen.others:
+        where = BY_NAME[attribute].phrase.format(value)
+        lines.append(f"Also: requests {where} ({percent(coverage)}, at least {percent(low)}).")
+    return lines
 
 
 def _factor(found: Triage) -> str:

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from traffic import healthy, longer, on, some
 
+from pdtrace.analysis.sweep import Ints
 from pdtrace.analysis.triage_attributes import attributes
 from pdtrace.analysis.triage_choice import candidates, choose
 from pdtrace.analysis.triage_lift import lift
@@ -16,7 +17,11 @@ SLOWEST = Objective(share=0.05)
 
 def lifted(traffic: Traffic, objective: Objective = SLOWEST) -> pd.DataFrame:
     sets = divide(traffic, objective)
-    return lift(attributes(sets.ranked), sets.slow)
+    return lift(attributes(sets.ranked), sets.slow, arrivals(sets.ranked))
+
+
+def arrivals(traffic: Traffic) -> Ints:
+    return traffic.requests["t0_ns"].to_numpy(np.int64)
 
 
 def first(found: pd.DataFrame) -> tuple[str, str]:
@@ -30,7 +35,7 @@ def test_permuted_labels_are_rarely_believed() -> None:
     random, believed = np.random.default_rng(4), 0
     for _ in range(100):
         slow = pd.Series(random.permutation(1200) < 60, index=found.index)
-        table = lift(found, slow)
+        table = lift(found, slow, arrivals(traffic))
         believed += int(table["found"].any())
         assert not len(candidates(table))
     assert believed <= 5
@@ -106,3 +111,27 @@ def test_lengths_do_not_make_an_engine_guilty() -> None:
     found = lifted(traffic, Objective(share=0.2)).set_index(["attribute", "value"])
     assert found["rate"]["decode_engine", "d-3"] > 0.25
     assert not found["found"]["decode_engine", "d-3"]
+
+
+def test_an_engine_that_only_served_while_all_were_slow_is_not_guilty() -> None:
+    """d-3 was added in the last third, when every engine was slow alike."""
+    traffic = healthy(4000, 12)
+    late = pd.Series(np.arange(4000) > 2600, index=traffic.requests.index)
+    engine = traffic.requests["decode_engine"]
+    traffic.requests["decode_engine"] = engine.mask((engine == "d-3") & ~late, "d-2").astype("str")
+    slow = longer(traffic, "hop", late & some(traffic, 0.5), 150)
+    found = lifted(slow, Objective(slo_ns=200_000_000))
+    row = found.set_index(["attribute", "value"]).T["decode_engine", "d-3"]
+    assert row["rate"] > 2 * row["rest_rate"] and not row["found"]
+    assert choose(found, "hop") is None
+
+
+def test_two_faulty_engines_are_both_told() -> None:
+    """The one that covers more is named, the other one beside it."""
+    traffic = healthy(4000, 13)
+    where = on(traffic, decode_engine="d-1") | (
+        on(traffic, decode_engine="d-2") & some(traffic, 0.8)
+    )
+    found = choose(lifted(longer(traffic, "requeue", where, 150), Objective(share=0.4)), "requeue")
+    assert found is not None and (found.attribute, found.value) == ("decode_engine", "d-1")
+    assert [other[:2] for other in found.others] == [("decode_engine", "d-2")]
