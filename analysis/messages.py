@@ -63,6 +63,10 @@ class Skipped:
     """Files that cannot be read to their end."""
     over: list[str] = field(default_factory=list)
     """Sentences about files of which only a part was decompressed."""
+    said: list[str] = field(default_factory=list)
+    """Sentences of a running trace store."""
+    incomplete: bool = False
+    """It did not give all that was asked for."""
 
     def count_not_traces(self, kind: str) -> None:
         """One more message that is no trace export but `kind`."""
@@ -70,7 +74,8 @@ class Skipped:
 
     def sentences(self, source: object) -> list[str]:
         """The same for the user, with counts."""
-        said = [f"{name} ends inside a message, which was skipped" for name in self.cut]
+        said = [*self.said]
+        said += [f"{name} ends inside a message, which was skipped" for name in self.cut]
         said += [f"{name} has unreadable bytes; the rest was skipped" for name in self.junk]
         said += [
             f"{what} when it is decompressed; the rest was skipped (--max-decompressed-bytes)"

@@ -6,6 +6,7 @@ its text, or a batch of the spans table; `store` knows what each means.
 
 import glob
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from pdtrace.analysis.compression import PLAIN_BYTES, Plain
 from pdtrace.analysis.framing import BadFrame, CutFrame, read_frames
 from pdtrace.analysis.intake import SPAN_BYTES
 from pdtrace.analysis.messages import Document, NotUnderstood, Skipped, plural, stream_messages
+from pdtrace.analysis.query import Query, last_hour
 from pdtrace.analysis.segments import is_store, segment_paths
 
 __all__ = [
@@ -43,6 +45,7 @@ class Batch(NamedTuple):
 
 
 Message = bytes | Document | Batch
+_ADDRESS: Final = re.compile(r"(https?):/{1,2}")
 _GLOB: Final = frozenset("*?[")
 
 
@@ -52,17 +55,22 @@ class SourceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one span may have, and what one compressed file may become; bytes."""
+    """How much is read: bytes of one span, bytes that one compressed file may become."""
 
     span_bytes: int = SPAN_BYTES
     plain_bytes: int = PLAIN_BYTES
+    query: Query | None = None
+    """What a running trace store is asked for; None: the last hour."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A file or a store to read. `searched`: found in a directory, so it may be something else."""
+    """A file or a store to read, or an address.
 
-    path: Path
+    `searched`: found in a directory or by a glob, so it may be something else.
+    """
+
+    path: Path | str
     searched: bool = False
     skipped: Skipped = field(default_factory=Skipped)
 
@@ -71,12 +79,17 @@ DEFAULT_LIMITS: Final = Limits()
 
 
 def expand(sources: Sequence[str | Path]) -> list[Place]:
-    """Stores and files that the sources mean: a glob its matches, a directory what is in it.
+    """Stores, files and addresses that the sources mean: a glob its matches, a directory what is
+    in it.
 
     Raises `SourceError` for what is not there, and for a directory without files.
     """
     places: list[Place] = []
     for source in sources:
+        address = _ADDRESS.match(str(source))
+        if address is not None:  # a path has lost one of its slashes
+            places.append(Place(f"{address[1]}://{str(source)[address.end() :]}"))
+            continue
         found = _matches(str(source))
         for path in found:
             if not path.is_dir() or is_store(path):
@@ -115,12 +128,15 @@ def _inside(directory: Path) -> list[Place]:
 
 
 def read_messages(
-    path: Path, skipped: Skipped, limits: Limits = DEFAULT_LIMITS
+    path: Path | str, skipped: Skipped, limits: Limits = DEFAULT_LIMITS
 ) -> Iterator[Message]:
-    """Every message of a store or a file; what is left out is counted in `skipped`.
+    """Every message of a store, a file or an address; what is left out is counted in `skipped`.
 
     Raises `SourceError` when it cannot be opened or holds nothing that is known.
     """
+    if isinstance(path, str):
+        yield from _live_messages(path, skipped, limits)
+        return
     try:
         if is_store(path):
             yield from _store_messages(path, skipped)
@@ -136,6 +152,20 @@ def read_messages(
         raise SourceError(f"{path} {error}") from error
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _live_messages(address: str, skipped: Skipped, limits: Limits) -> Iterator[Document]:
+    try:
+        from pdtrace.analysis.live import Live, LiveError, shown
+    except ModuleNotFoundError as error:
+        raise SourceError(f"an address needs {error.name}: pip install 'pdtrace[live]'") from error
+    live = Live(address, limits.query or last_hour())
+    try:
+        yield from live.messages()
+    except LiveError as error:
+        raise SourceError(f"{shown(address)} {error}") from error
+    skipped.said += live.notes
+    skipped.incomplete |= live.cut
 
 
 def _store_messages(store: Path, skipped: Skipped) -> Iterator[bytes]:

@@ -120,7 +120,7 @@ class Reading:
             self.passed_over.append(str(error))
 
     def _read(self, place: Place) -> Iterator[SpanRecord | Batch]:
-        understood = is_store(place.path)
+        understood = isinstance(place.path, Path) and is_store(place.path)
         skipped = place.skipped
         for message in read_messages(place.path, skipped, self.limits):
             if isinstance(message, Batch):
@@ -138,6 +138,7 @@ class Reading:
             kinds = ", ".join(skipped.not_traces) or "nothing in it can be read"
             raise SourceError(f"{place.path} holds no traces: {kinds}")
         self.notes += skipped.sentences(place.path)
+        self.tally.partial += skipped.incomplete
 
     def adapted(self, records: list[SpanRecord]) -> Iterator[SpanRecord]:
         """The records, those of other producers in the words of our own."""

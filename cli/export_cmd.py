@@ -10,8 +10,22 @@ import typer
 from pdtrace.analysis.atomic import atomic_file
 from pdtrace.analysis.export import json_lines, to_parquet
 from pdtrace.analysis.parquet import ParquetError
+from pdtrace.analysis.query import LIMIT, SINCE
 from pdtrace.analysis.sources import Limits, SourceError
-from pdtrace.cli.options import PLAIN_BYTES, SPAN_BYTES, PlainBytes, SpanBytes
+from pdtrace.cli.options import (
+    PLAIN_BYTES,
+    SPAN_BYTES,
+    Limit,
+    MinDuration,
+    PlainBytes,
+    Service,
+    Since,
+    SpanBytes,
+    Tenant,
+    TokenFile,
+    Until,
+    asked,
+)
 
 app = typer.Typer(add_completion=False)
 
@@ -19,7 +33,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def export(
     sources: Annotated[
-        list[str], typer.Argument(help="Stores, files, directories of them, globs.")
+        list[str], typer.Argument(help="Stores, files, directories of them, globs, addresses.")
     ],
     otlp_json: Annotated[
         str | None, typer.Option(help="File of OTLP JSON lines to write; - is standard output.")
@@ -29,6 +43,13 @@ def export(
     ] = None,
     span_bytes: SpanBytes = SPAN_BYTES,
     plain_bytes: PlainBytes = PLAIN_BYTES,
+    since: Since = SINCE,
+    until: Until = "now",
+    service: Service = "",
+    min_duration: MinDuration = "",
+    limit: Limit = LIMIT,
+    token_file: TokenFile = None,
+    tenant: Tenant = "",
 ) -> None:
     """Write SOURCES as OTLP JSON lines (every message as it came) or as the spans table in Parquet.
 
@@ -37,11 +58,13 @@ def export(
     """
     if (otlp_json is None) == (parquet is None):
         _fail("say what to write: either --otlp-json FILE or --parquet DIR")
+    query = asked(since, until, service, min_duration, limit, token_file, tenant)
+    limits = Limits(span_bytes, plain_bytes, query)
     notes: list[str] = []
     partial = False
     try:
         if parquet is not None:
-            _, notes, partial = to_parquet(sources, parquet, Limits(span_bytes, plain_bytes))
+            _, notes, partial = to_parquet(sources, parquet, limits)
         elif otlp_json == "-":
             _to_stdout(sources, notes)
         else:

@@ -13,12 +13,26 @@ from rich.markup import escape
 from pdtrace.analysis import report
 from pdtrace.analysis.flat import flat, write_csv, write_parquet
 from pdtrace.analysis.load import Loaded, load
+from pdtrace.analysis.query import LIMIT, SINCE
 from pdtrace.analysis.report_html import page
 from pdtrace.analysis.selection import Selection, select
 from pdtrace.analysis.sources import Limits, SourceError
 from pdtrace.analysis.split import Split, split
 from pdtrace.analysis.summary import summarise
-from pdtrace.cli.options import PLAIN_BYTES, SPAN_BYTES, PlainBytes, SpanBytes
+from pdtrace.cli.options import (
+    PLAIN_BYTES,
+    SPAN_BYTES,
+    Limit,
+    MinDuration,
+    PlainBytes,
+    Service,
+    Since,
+    SpanBytes,
+    Tenant,
+    TokenFile,
+    Until,
+    asked,
+)
 from pdtrace.cli.tables import drawn
 
 app = typer.Typer(add_completion=False)
@@ -29,7 +43,7 @@ def split_command(
     sources: Annotated[
         list[str],
         typer.Argument(
-            help="Stores, files of traces of any known format, directories of them, globs."
+            help="Stores, files, directories of them, globs, addresses of Tempo or Jaeger."
         ),
     ],
     as_json: Annotated[
@@ -59,13 +73,21 @@ def split_command(
     ] = None,
     span_bytes: SpanBytes = SPAN_BYTES,
     plain_bytes: PlainBytes = PLAIN_BYTES,
+    since: Since = SINCE,
+    until: Until = "now",
+    service: Service = "",
+    min_duration: MinDuration = "",
+    limit: Limit = LIMIT,
+    token_file: TokenFile = None,
+    tenant: Tenant = "",
 ) -> None:
     """Split the time to first token of each request into waits that sum to it exactly.
 
     Exit status: 0 all well, 1 nothing could be read or none selected, 3 the source said that its
     answer was cut.
     """
-    loaded = _load(sources, Limits(span_bytes, plain_bytes))
+    query = asked(since, until, service, min_duration, limit, token_file, tenant)
+    loaded = _load(sources, Limits(span_bytes, plain_bytes, query))
     chosen = Selection(
         models=tuple(model or ()),
         modes=tuple(mode or ()),

@@ -43,6 +43,7 @@ ONLY_IN: dict[str, dict[str, tuple[str, ...]]] = {
         "otlp": ("opentelemetry.proto", "google.protobuf"),
         "collect": ("grpc", "starlette", "uvicorn"),
         "perfetto": ("perfetto.protos",),
+        "live": ("httpx",),
     },
     "dashboards": {"*": ("grafana_client", "grafana_foundation_sdk")},
 }
