@@ -5,6 +5,7 @@ from typing import Final
 import pandas as pd
 
 from pdtrace.analysis import transfers
+from pdtrace.analysis.alignment import Alignment
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
 from pdtrace.analysis.cone import Cone
 from pdtrace.tracing import semconv
@@ -27,7 +28,9 @@ PHANTOM: Final = "phantom_request"
 """vLLM made an empty request of its own after this one had failed on D."""
 
 
-def clocks(cone: Cone, row: pd.DataFrame, halfwidth_ns: pd.Series | None) -> dict[str, pd.Series]:
+def clocks(
+    cone: Cone, row: pd.DataFrame, halfwidths: Alignment | pd.Series | None
+) -> dict[str, pd.Series]:
     """`clock_halfwidth_ns` (0 on one clock, `<NA>` when not known) and `aligned`.
 
     Not `one_clock`: instants of others, who name no clock, stand beside those of other processes.
@@ -36,12 +39,19 @@ def clocks(cone: Cone, row: pd.DataFrame, halfwidth_ns: pd.Series | None) -> dic
     named = cone.spans[cone.spans["clock_id"] != ""]
     pairs = named[["key", "clock_id"]].drop_duplicates()
     several = cone.listed(pairs[pairs.duplicated("key")])
-    zero = pd.Series(0, index=cone.requests, dtype="Int64")
-    estimate = pd.Series(pd.NA, index=cone.requests, dtype="Int64")
-    if halfwidth_ns is not None:
-        estimate = halfwidth_ns.astype("Int64").reindex(cone.requests)
-    width = zero.where(~several, estimate).mask(row["adjusted"])
+    width = pd.Series(0, index=cone.requests, dtype="Int64")
+    if several.any():
+        width = width.where(~several, _estimate(cone, halfwidths))
+    width = width.mask(row["adjusted"])
     return {"clock_halfwidth_ns": width.where(row["one_clock"]), "aligned": width.notna()}
+
+
+def _estimate(cone: Cone, halfwidths: Alignment | pd.Series | None) -> pd.Series:
+    """The half-width of each request as an alignment knows it, or as it is given by label."""
+    if isinstance(halfwidths, pd.Series):
+        return halfwidths.astype("Int64").reindex(cone.requests)
+    known = pd.Series(dtype="Int64") if halfwidths is None else halfwidths.halfwidths(cone.spans)
+    return known.reindex(range(len(cone.requests))).set_axis(cone.requests)
 
 
 def flags(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from pdtrace.analysis import foreign, sides, transfers
+from pdtrace.analysis.alignment import Alignment
 from pdtrace.analysis.attempts import (
     SIDE_DECODE,
     SIDE_PREFILL,
@@ -44,12 +45,14 @@ class Handoffs:
 
 
 def join(
-    table: SpansTable, halfwidth_ns: pd.Series | None = None, partial: bool = False
+    table: SpansTable,
+    halfwidths: Alignment | pd.Series | None = None,
+    partial: bool = False,
 ) -> Handoffs:
     """One row per request that our own spans or other producers' name.
 
-    `halfwidth_ns`: by label, how wrong the alignment of the times in `table` can be; a
-    request on several clocks without one gets no half-width, and no split over hosts.
+    `halfwidths`: what `table` was aligned with, or half-widths by label (ns). A request on several
+    clocks without one gets no half-width, and no split over hosts.
     `partial`: the source said that its answer was cut, so a missing side says nothing.
     """
     own = own_spans(table.spans)
@@ -71,11 +74,12 @@ def join(
     row["adjusted"] |= cone.listed(cone.spans[cone.spans["adjusted"]])
     row["reason"] = row["reason"].mask(row["adjusted"] & (row["reason"] == ""), MOVED)
     found = foreign.ranks(told, found, row.index)
+    row = row.assign(**clocks(cone, row, halfwidths))
     row["concurrent"] = _concurrent(cone, row)
     row = row.assign(**_membership(cone, row), **_tokens(cone), **facts(cone))
     row = row.assign(**_window(row)).assign(**_ways(row))
     handshakes = transfers.handshakes(cone, row)
-    row = row.assign(**_names(cone, row), **clocks(cone, row, halfwidth_ns))
+    row = row.assign(**_names(cone, row))
     row = row.assign(**_on_one_clock(row))
     row = row.assign(**_slowest_rank(cone, found, row))
     row["flags"] = flags(cone, row, handshakes, own, partial)
@@ -111,9 +115,10 @@ def _mode(cone: Cone) -> pd.Series:
 
 
 def _concurrent(cone: Cone, row: pd.DataFrame) -> pd.Series:
-    """Both legs sent together: the router says so, else D had it before prefill ended."""
+    """Both legs sent together: the router says so, else D surely had it before prefill ended."""
     said = cone.text("dispatch", cone.named(semconv.SPAN_REQUEST))
-    early = (row["d_has_ns"] < row["p_end_ns"]).fillna(False).astype("bool")
+    latest = row["d_has_ns"] + row["clock_halfwidth_ns"].fillna(0)
+    early = (latest < row["p_end_ns"]).fillna(False).astype("bool")
     inferred = (row["mode"] == semconv.MODE_PUSH) & early
     return (said == semconv.DISPATCH_CONCURRENT) | ((said == "") & inferred)
 
@@ -168,7 +173,9 @@ def _ways(row: pd.DataFrame) -> dict[str, pd.Series]:
     together = row["concurrent"] & (row["mode"] != semconv.MODE_PULL)
     after_p = first_known(row["blocks_ns"].where(push), row["p_end_ns"], row["prefill_leg_end_ns"])
     hop_from = row["dispatch_ns"].where(together, after_p).where(row["p_counts"])
-    first_in_time = (row["d_first_ns"] >= hop_from).fillna(False).astype("bool")
+    # Nothing depends on which of two hosts was first by less than their clocks can tell.
+    latest = row["d_first_ns"] + row["clock_halfwidth_ns"].fillna(0)
+    first_in_time = (latest >= hop_from).fillna(False).astype("bool")
     unseen_p = row["p_counts"] & ~row["concurrent"]
     into_d = row["d_first_ns"].mask(unseen_p)
     return {

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdtrace.analysis.alignment import align
+from pdtrace.analysis.clocks import DRIFT_PPM, Clocks
 from pdtrace.analysis.handoffs import Handoffs, join
 from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError, plural
 from pdtrace.analysis.table import SpansTable
@@ -14,24 +16,33 @@ from pdtrace.analysis.tabulate import tabulate
 class Loaded:
     """`handoffs`: the requests, on aligned clocks. `table`: the spans with their times as recorded.
 
+    `clocks`: the offsets that were estimated, None where there is one clock only.
     `notes`: sentences for the user about what was left out or changed. `partial`: the source said
     that its answer was cut.
     """
 
     handoffs: Handoffs
     table: SpansTable
+    clocks: Clocks | None
     notes: list[str]
     partial: bool
 
 
-def load(sources: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS) -> Loaded:
-    """Read `sources` (files, stores, directories, globs) and join their requests.
+def load(
+    sources: Sequence[str | Path],
+    limits: Limits = DEFAULT_LIMITS,
+    drift_ppm: float = DRIFT_PPM,
+) -> Loaded:
+    """Read `sources` (files, stores, directories, globs), align their clocks, join their requests.
+
+    `drift_ppm`: how fast two clocks may drift apart.
 
     Raises `SourceError`, one sentence, where nothing can be read or no span says which request
     waited for what.
     """
     read = tabulate(sources, limits)
-    handoffs = join(read.table, partial=read.partial)
+    alignment = align(read.table, drift_ppm)
+    handoffs = join(alignment.table, alignment, read.partial)
     if handoffs.requests.empty:
         raise SourceError(
             f"{plural(len(read.table.spans), 'span')} and none that names a request: nothing says "
@@ -40,4 +51,4 @@ def load(sources: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS) -> Load
     rejected = [
         f"rejected {count} of our spans: {why}" for why, count in read.table.rejected.items()
     ]
-    return Loaded(handoffs, read.table, [*read.notes, *rejected], read.partial)
+    return Loaded(handoffs, read.table, alignment.clocks, [*read.notes, *rejected], read.partial)

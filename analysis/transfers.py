@@ -131,7 +131,7 @@ def _notifications(cone: Cone, found: pd.DataFrame) -> pd.Series:
 def handshakes(cone: Cone, requests: pd.DataFrame) -> pd.DataFrame:
     """The handshakes that a request waits for: request_id, side, ranks, start_ns, end_ns.
 
-    D's counts until P has the registration (push) or the READs are posted (pull), P's until
+    D's counts until the registration is sent (push) or the READs are posted (pull), P's until
     the WRITEs are posted (push) or what it reads back. One that became usable only afterwards was
     waited for by nobody. Needs `mode`, `received_ns`, `posted_ns`, `back_posted_ns`, `told_ns` of
     `requests`.
@@ -139,7 +139,9 @@ def handshakes(cone: Cone, requests: pd.DataFrame) -> pd.DataFrame:
     rows = cone.named(semconv.SPAN_HANDSHAKE)
     rows = rows[~rows["error"]]
     push = requests["mode"] == semconv.MODE_PUSH
-    limit_d = requests["received_ns"].where(push, requests["posted_ns"])
+    # Sent, by D's own clock: when P had it is known by another one only.
+    sent = cone.end(semconv.SPAN_REGISTRATION, SIDE_DECODE)
+    limit_d = first_known(sent, requests["received_ns"]).where(push, requests["posted_ns"])
     limits = {
         SIDE_DECODE: first_known(limit_d, requests["told_ns"]),
         SIDE_PREFILL: first_known(requests["posted_ns"], requests["told_ns"]).where(
