@@ -8,6 +8,7 @@ import pandas as pd
 
 from pdtrace.analysis.clock_drift import NO_BOUND
 from pdtrace.analysis.clocks import Clocks
+from pdtrace.analysis.identity import ANOTHER
 from pdtrace.analysis.sweep import Ints
 
 MINUTE_NS: Final = 60 * 10**9
@@ -152,7 +153,8 @@ def _contradictions(clocks: Clocks, lost: pd.DataFrame) -> list[Contradiction]:
     """The worst first."""
     by = clocks.contradicted_by(lost).tolist()
     names = ("kind", "request_id", "sender", "receiver", "sent_ns", "received_ns")
-    columns = [lost[name].tolist() for name in names]
+    ids = lost["request_id"].str.split(ANOTHER).str[0]
+    columns = [lost.assign(request_id=ids)[name].tolist() for name in names]
     excess = [None if ns >= NO_BOUND else max(ns, 0) for ns in by]
     found = [Contradiction(*said) for said in zip(*columns, excess, strict=True)]
     return sorted(found, key=lambda one: -(one.by_ns or 0))

@@ -32,7 +32,7 @@ class _Edge(NamedTuple):
     lane: str
 
 
-_EDGES: Final = (
+EDGES: Final = (
     _Edge(phases.INGRESS, "t0_ns", "ingress_to_ns", SIDE_ROUTER),
     _Edge(phases.RETRY, "p_first_ns", "p_has_counted_ns", SIDE_ROUTER),
     _Edge(phases.RETRY, "d_first_ns", "d_has_ns", SIDE_ROUTER),
@@ -93,7 +93,7 @@ def draw(handoffs: Handoffs, by_rank: bool = False) -> pd.DataFrame:
     row = instants(handoffs)
     parts = [
         _piece(row.index, row[edge.start], row[edge.end], phases.PRIORITY[edge.phase], edge.lane)
-        for edge in _EDGES
+        for edge in EDGES
     ]
     parts += [*_rank_pieces(handoffs, row, by_rank), *_handshake_pieces(handoffs, by_rank)]
     parts += _back_pieces(handoffs, row, by_rank)

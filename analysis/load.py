@@ -1,10 +1,11 @@
 """From sources to requests: read, tabulate, align the clocks, join. Every command begins here."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pdtrace.analysis.alignment import align
+from pdtrace.analysis.clock_notes import clipped_gaps, clock_notes
 from pdtrace.analysis.clocks import DRIFT_PPM, Clocks
 from pdtrace.analysis.handoffs import Handoffs, join
 from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError, plural
@@ -14,8 +15,9 @@ from pdtrace.analysis.tabulate import tabulate
 
 @dataclass(frozen=True)
 class Loaded:
-    """`handoffs`: the requests, on aligned clocks. `table`: the spans with their times as recorded.
+    """`handoffs`: the requests on aligned clocks; a column `clipped_gaps` more (`clock_notes`).
 
+    `table`: the spans with their times as recorded.
     `clocks`: the offsets that were estimated, None where there is one clock only.
     `notes`: sentences for the user about what was left out or changed. `partial`: the source said
     that its answer was cut.
@@ -51,4 +53,8 @@ def load(
     rejected = [
         f"rejected {count} of our spans: {why}" for why, count in read.table.rejected.items()
     ]
-    return Loaded(handoffs, read.table, alignment.clocks, [*read.notes, *rejected], read.partial)
+    handoffs = replace(
+        handoffs, requests=handoffs.requests.assign(clipped_gaps=clipped_gaps(handoffs))
+    )
+    notes = [*read.notes, *rejected, *clock_notes(handoffs, alignment.clocks)]
+    return Loaded(handoffs, read.table, alignment.clocks, notes, read.partial)

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Final
 
 COMMANDS: Final = {
+    "clocks": "how far the clocks of the hosts are apart, and how well that is known",
     "cluster": "start real prefill and decode engines, router and collector on this machine",
     "collect": "receive OTLP and keep it in a store",
     "demo": "push and pull on real engines, and the split of both side by side",

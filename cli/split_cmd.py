@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from pdtrace.analysis import report
+from pdtrace.analysis.clock_notes import limited
 from pdtrace.analysis.flat import flat, write_csv, write_parquet
 from pdtrace.analysis.load import Loaded, load
 from pdtrace.analysis.query import LIMIT, SINCE
@@ -131,7 +132,7 @@ def _print_json(done: Split) -> None:
 def print_tables(done: Split, console: Console) -> None:
     """Counts, quantiles, means and flags of a split on the terminal."""
     summary = summarise(done)
-    for sentence in report.count_sentences(summary):
+    for sentence in [*report.count_sentences(summary), *limited(done)]:
         console.print(escape(sentence))
     tables = [report.quantile_table(summary), report.phase_table(summary)]
     tables += [report.kind_table(summary), report.known_table(summary)]

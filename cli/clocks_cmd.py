@@ -1,0 +1,83 @@
+"""`pdtrace clocks`: how far the clocks of the hosts are apart, and how well that is known."""
+
+import os
+import sys
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from pdtrace.analysis import clock_report
+from pdtrace.analysis.clock_pairs import PairOfClocks, pairs_of
+from pdtrace.analysis.clocks import DRIFT_PPM
+from pdtrace.analysis.load import Loaded, load
+from pdtrace.analysis.sources import SourceError
+from pdtrace.cli.tables import drawn
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def clocks(
+    sources: Annotated[list[str], typer.Argument(help="As for `pdtrace split`.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per pair of clocks and line, in ns.")
+    ] = False,
+    drift_ppm: Annotated[
+        float, typer.Option(min=0, max=10_000, help="How fast two clocks may drift apart.")
+    ] = DRIFT_PPM,
+) -> None:
+    """Offsets between the clocks in SOURCES, as intervals, with the evidence that they rest on.
+
+    Exit status: 0 all well, 1 nothing could be read, 3 the source said that its answer was cut.
+    """
+    try:
+        loaded = load(sources, drift_ppm=drift_ppm)
+    except SourceError as error:
+        typer.echo(f"pdtrace clocks: {error}", err=True)
+        raise typer.Exit(1) from None
+    names = clock_report.clock_names(loaded.table.spans)
+    pairs = [] if loaded.clocks is None else pairs_of(loaded.clocks)
+    if as_json:
+        _print_json(pairs, names)
+    else:
+        _print_tables(loaded, pairs, names)
+    for note in loaded.notes:
+        typer.echo(f"note: {note}", err=True)
+    if loaded.partial:
+        raise typer.Exit(3)
+
+
+def _print_json(pairs: list[PairOfClocks], names: dict[str, str]) -> None:
+    try:
+        for pair in pairs:
+            line = orjson.dumps(clock_report.pair_object(pair, names))
+            sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:  # the reader has enough; Python would complain once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(1) from None
+
+
+def _print_tables(loaded: Loaded, pairs: list[PairOfClocks], names: dict[str, str]) -> None:
+    console = Console()
+    alone = clock_report.alone(loaded.clocks, names)
+    for sentence in [*alone, *clock_report.sentences(pairs, names)]:
+        console.print(escape(sentence))
+    if loaded.clocks is None:
+        return
+    tables = [clock_report.clock_table(loaded.clocks, names)]
+    makers = (
+        clock_report.pair_table,
+        clock_report.bound_table,
+        clock_report.kind_table,
+        clock_report.time_table,
+    )
+    tables += [make(loaded.clocks, pairs) for make in makers]
+    tables.append(clock_report.contradiction_table(pairs))
+    for table in tables:
+        if table.rows:
+            console.print(f"\n[bold]{escape(table.title)}[/bold]")
+            console.print(drawn(table))
