@@ -14,7 +14,7 @@ from pdtrace.analysis.triage import (
     Triage,
     Verdict,
 )
-from pdtrace.analysis.triage_attributes import BY_NAME
+from pdtrace.analysis.triage_attributes import BY_NAME, PLACE
 from pdtrace.analysis.triage_choice import Chosen
 from pdtrace.analysis.triage_sets import LEAST_REFERENCE, LEAST_SLOW, MIDDLE
 from pdtrace.analysis.triage_traffic import COLD
@@ -71,12 +71,21 @@ def _factor(found: Triage) -> str:
 
 def _no_single(found: Triage) -> str:
     words = f"No single attribute explains it. The phase that rose most: {_rise(found.verdict)}."
+    if not _places(found):
+        words += " All of them ran on the same engines: there is no place to be told apart."
     if found.sets.limit_is_share and found.sets.source == MIDDLE:
         words += (
             " Some requests are always the slowest: without an objective or a baseline this may "
             "be natural spread."
         )
     return words
+
+
+def _places(found: Triage) -> bool:
+    """Whether requests ran in different places, so that one could be named."""
+    assert found.lift is not None
+    sorts = found.lift["attribute"].map(lambda name: BY_NAME[name].sort)
+    return bool((sorts == PLACE).any())
 
 
 def _workload(found: Triage) -> str:
@@ -92,12 +101,14 @@ def _workload(found: Triage) -> str:
 def _too_few(found: Triage) -> str:
     sets = found.sets
     words = (
-        f"Too few requests to compare: {int(sets.slow.sum())} slow ones ({LEAST_SLOW} are needed) "
-        f"and {len(sets.reference)} in the reference ({LEAST_REFERENCE} are needed)."
+        f"Too few requests to compare: slow {int(sets.slow.sum())} ({LEAST_SLOW} are needed), "
+        f"reference {len(sets.reference)} ({LEAST_REFERENCE} are needed)."
     )
     cold = found.standings["over_limit"].get(COLD, 0)
     if cold:
-        words += f" {cold} more slow ones waited for the first handshake of their pair of engines."
+        words += (
+            f" Over the limit, but kept apart: {cold} that waited for a pair's first handshake."
+        )
     return words
 
 

@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from pdtrace.analysis.load import load
 from pdtrace.analysis.selection import Selection, selected
-from pdtrace.analysis.sources import SourceError
+from pdtrace.analysis.sources import Limits, SourceError
 from pdtrace.analysis.split import split
 from pdtrace.analysis.triage import Triage, triage
 from pdtrace.analysis.triage_html import page
@@ -27,6 +27,7 @@ from pdtrace.analysis.triage_words import (
     links,
     verdict_sentences,
 )
+from pdtrace.cli.options import PLAIN_BYTES, SPAN_BYTES, PlainBytes, SpanBytes
 from pdtrace.cli.tables import drawn
 from pdtrace.cli.time_range import HELP, TimeRange, TimeRangeError
 
@@ -35,7 +36,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def triage_command(
-    sources: Annotated[list[Path], typer.Argument(help="As for `pdtrace split`.")],
+    sources: Annotated[list[str], typer.Argument(help="What `pdtrace split` reads.")],
     slo_ms: Annotated[
         float | None, typer.Option(help="Slow: a TTFT of more milliseconds than this.")
     ] = None,
@@ -43,7 +44,7 @@ def triage_command(
         str | None, typer.Option(help="Slow: the slowest share of the window, like 5%.")
     ] = None,
     baseline: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Option(help="Sources of healthy traffic to compare with; may be repeated."),
     ] = None,
     baseline_window: Annotated[
@@ -62,6 +63,8 @@ def triage_command(
     html: Annotated[
         Path | None, typer.Option(help="Write one self-contained HTML page here.")
     ] = None,
+    span_bytes: SpanBytes = SPAN_BYTES,
+    plain_bytes: PlainBytes = PLAIN_BYTES,
 ) -> None:
     """Name the phase, the place and the time that explain slow first tokens, or say that none does.
 
@@ -76,14 +79,15 @@ def triage_command(
             TimeRange.parse(text) if text is not None else None
             for text in (window, baseline_window)
         )
-        healthy = [_load(baseline, chosen)] if baseline else []
-        every = _load(sources, chosen)
+        limits = Limits(span_bytes, plain_bytes)
+        healthy = [_load(baseline, chosen, limits)] if baseline else []
+        every = _load(sources, chosen, limits)
         found = _triage(every, objective, trouble, before, healthy)
     except (SourceError, TimeRangeError) as error:
         raise _failure(str(error)) from None
     notes = [note for loaded in (every, *healthy) for note in loaded.notes]
     if html is not None:
-        _write(html, page(found, [str(source) for source in sources], notes))
+        _write(html, page(found, sources, notes))
     if as_json:
         sys.stdout.buffer.write(orjson.dumps(json_object(found)) + b"\n")
         sys.stdout.buffer.flush()
@@ -126,13 +130,14 @@ class _Loaded:
         return int(self.traffic.requests["t0_ns"].max())
 
 
-def _load(sources: list[Path], chosen: Selection) -> _Loaded:
-    loaded = load(sources)
+def _load(sources: list[str], chosen: Selection, limits: Limits) -> _Loaded:
+    loaded = load(sources, limits)
     every = Traffic.of(loaded.handoffs, split(loaded.handoffs))
     traffic = every.pick(selected(every.requests, chosen))
     if not traffic.requests["t0_ns"].notna().any():
-        names = ", ".join(str(source) for source in sources)
-        raise SourceError(f"{names}: none of {len(every)} requests is what was asked for")
+        raise SourceError(
+            f"{', '.join(sources)}: none of {len(every)} requests is what was asked for"
+        )
     return _Loaded(traffic, loaded.notes, loaded.partial)
 
 

@@ -112,6 +112,17 @@ def test_two_places_at_once_are_no_single_attribute() -> None:
     assert named(found) == (NO_SINGLE, "match", None, None)
 
 
+def test_one_engine_on_each_side_is_no_place_to_be_told_apart() -> None:
+    """The phase and its time are all that can be named."""
+    traffic = healthy(1500, 38, prefill_engines=1, decode_engines=1)
+    late = traffic.requests["t0_ns"] >= START_NS + 400_000 * MS
+    found = triage(longer(traffic, "prefill_queue", late, 150), SLO)
+    assert named(found) == (NO_SINGLE, "prefill_queue", None, None)
+    lines = verdict_sentences(found)
+    assert "no place to be told apart" in lines[0]
+    assert lines[1].startswith("Since 2026-11-29 10:06:")
+
+
 def test_a_mixed_fault_names_no_engine() -> None:
     """Four small faults in four engines and phases: none covers three tenths."""
     traffic = healthy(4000, 24)
@@ -200,7 +211,7 @@ def test_small_sets_are_too_few(count: int, slow: int) -> None:
     where = pd.Series(np.arange(count) < slow, index=traffic.requests.index)
     found = triage(longer(traffic, "hop", where, 300), Objective(slo_ns=250 * MS))
     assert named(found) == (TOO_FEW, None, None, None)
-    assert f"{slow} slow ones (30 are needed)" in verdict_sentences(found)[0]
+    assert f"slow {slow} (30 are needed)" in verdict_sentences(found)[0]
 
 
 def test_answers_that_may_be_wrong_and_cold_pairs_are_counted_and_not_compared() -> None:
