@@ -9,7 +9,8 @@ from pdtrace.analysis.edges import landed_by
 from pdtrace.analysis.subject import Rank, Subject
 
 AT_ONCE_NS: Final = 10**6
-"""A scheduler that finds free blocks allocates them within the pass that tries: well below this."""
+A_PASS_NS: Final = 50 * 10**6
+"""A scheduler that finds free blocks allocates them within the pass that tries: hardly longer."""
 
 
 class Context(NamedTuple):
@@ -123,6 +124,8 @@ def _decode_capacity(about: Context) -> str:
     _, d = _names(about)
     if about.length_ns < AT_ONCE_NS:
         return f"{d}'s scheduler tried it and found KV blocks for it at once."
+    if about.length_ns < A_PASS_NS:
+        return f"From {d}'s first try until it had KV blocks: a slow pass, or none were free."
     return f"{d}'s scheduler tried it, and {d} had no free KV blocks for it until the end of this."
 
 
@@ -163,8 +166,8 @@ def _transfer(about: Context) -> str:
     moved, kind = one.row.transfer_bytes, "WRITE" if one.push else "READ"
     said = f"{size(moved) if moved else 'The blocks'} went from {p} to {d} (NIXL {kind}"
     if one.row.bytes_per_s and one.row.transfer_ns:
-        rate = f"{one.row.bytes_per_s / 1e9:,.1f} GB/s"
-        said += f", at least {rate} over {milliseconds(one.row.transfer_ns)}"
+        rate = size(one.row.bytes_per_s)
+        said += f", at least {rate}/s over {milliseconds(one.row.transfer_ns)}"
     said += ")" + _last(one, [(rank, rank.done_ns) for rank in one.ranks])
     if one.row.rank_straggle_ns and one.row.slowest_rank:
         said += f", {milliseconds(one.row.rank_straggle_ns)} after the median"
