@@ -28,11 +28,11 @@ class SeveralFound(LookupError):
 def find(requests: pd.DataFrame, spans: pd.DataFrame, wanted: str, same: Sequence[str] = ()) -> str:
     """The label of the request that `wanted` names.
 
-    `requests`: label → `id`, `instance`. `spans`: our spans, with the labels as `request_id`,
-    `engine_request_id` and `trace_id`. `same`: other spellings of `wanted`, as the caller's id
-    inside vLLM's. Tried in this order, and the first that fits anything counts: an id, `id#2` for
-    the second request with an id, vLLM's own id of a leg, a trace id (also without its leading
-    zeros), the beginning of an id or of a trace id.
+    `requests`: label → `id`, `instance`, `trace_id`. `spans`: our spans, with the labels as
+    `request_id`, `engine_request_id` and `trace_id`. `same`: other spellings of `wanted`, as the
+    caller's id inside vLLM's. Tried in this order, and the first that fits anything counts: an id,
+    `id#2` for the second request with an id, vLLM's own id of a leg, a trace id (also without its
+    leading zeros), the beginning of an id or of a trace id.
 
     Raises `NotFound` and `SeveralFound`.
     """
@@ -43,7 +43,12 @@ def find(requests: pd.DataFrame, spans: pd.DataFrame, wanted: str, same: Sequenc
         (f"{wanted} was used by", _numbered(requests, wanted)),
         (f"{wanted} is a leg of", _labels(spans, spans["engine_request_id"].isin([wanted]))),
         (f"{wanted} was used by", requests.index[ids.isin(names)]),
-        (f"trace {wanted} holds", _labels(spans, spans["trace_id"].isin(_traces(wanted)))),
+        (
+            f"trace {wanted} holds",
+            _labels(spans, spans["trace_id"].isin(_traces(wanted))).union(
+                requests.index[requests["trace_id"].isin(_traces(wanted))]
+            ),
+        ),
         (f"{wanted} begins the ids of", requests.index[ids.str.startswith(wanted)]),
         (f"{wanted} begins the trace ids of", _labels(spans, _trace_begins(spans, wanted))),
     ):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from typing import Final, NamedTuple
 
 from pdtrace.analysis import phases
-from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
+from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER
 from pdtrace.analysis.edges import landed_by
 from pdtrace.analysis.subject import Rank, Subject
 
@@ -23,7 +23,8 @@ class Context(NamedTuple):
 
 def sentence(phase: str, about: Context) -> str:
     """What happened in the phase; every phase has a sentence."""
-    return _SENTENCES[phase](about)
+    said = _SENTENCES[phase](about)
+    return f"The {said[4:]}" if said.startswith("the ") else said
 
 
 def milliseconds(ns: int) -> str:
@@ -52,10 +53,8 @@ def _names(about: Context) -> tuple[str, str]:
 def _ingress(about: Context) -> str:
     p, d = _names(about)
     first = p if about.one.p_counts else d
-    return (
-        f"From the router's receipt of the request until {first} had it: "
-        "an engine takes requests between its steps."
-    )
+    start = "router's receipt of the request" if about.one.clocks.get(SIDE_ROUTER) else "arrival"
+    return f"From the {start} until {first} had it: an engine takes requests between its steps."
 
 
 def _retry(about: Context) -> str:
@@ -206,7 +205,8 @@ def _egress(about: Context) -> str:
 
 
 def _unattributed(about: Context) -> str:
-    return "No span says what happened here."
+    why = about.one.row.reason or ""
+    return f"No span says what happened here{why and f': {why}'}."
 
 
 def _last(one: Subject, known: list[tuple[Rank, int | None]]) -> str:

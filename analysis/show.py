@@ -66,8 +66,8 @@ def show(handoffs: Handoffs, label: str) -> Shown:
     """Everything about the request with this label (see `find`)."""
     handoffs = only(handoffs, label)
     done = split(handoffs)
-    one = subject(handoffs, done)
     window = _window(handoffs, done)
+    one = subject(handoffs, done, _arrival(handoffs, window))
     drawn = _pieces(handoffs, window, whole=len(done.splittable) > 0)
     lines = tuple(_phase_lines(done, one, drawn))
     return Shown(
@@ -99,12 +99,20 @@ def as_json(shown: Shown) -> dict[str, object]:
 
 
 def _window(handoffs: Handoffs, done: Split) -> pd.DataFrame:
-    """The request's row from arrival to first token, else to the last instant of its phases."""
+    """The request's row from arrival to first token, else over what is known of its phases."""
     row = handoffs.requests
     if not len(done.splittable):
-        last = draw(handoffs)["end_ns"].max()
-        row = row[row["aligned"]].assign(t1_ns=last).dropna(subset=["t0_ns", "t1_ns"])
+        drawn = draw(handoffs)
+        start, end = row["t0_ns"].fillna(drawn["start_ns"].min()), drawn["end_ns"].max()
+        row = row.assign(t0_ns=start, t1_ns=end)[row["aligned"]]
+        row = row.dropna(subset=["t0_ns", "t1_ns"])
     return row.astype({"t0_ns": "int64", "t1_ns": "int64"})
+
+
+def _arrival(handoffs: Handoffs, window: pd.DataFrame) -> int:
+    """When the request arrived, else the first that is known of it (Unix ns)."""
+    known = [window["t0_ns"], handoffs.requests["t0_ns"], handoffs.spans["start_ns"]]
+    return next((int(times.min()) for times in known if times.notna().any()), 0)
 
 
 def _pieces(handoffs: Handoffs, window: pd.DataFrame, whole: bool) -> tuple[Piece, ...]:
@@ -231,6 +239,8 @@ def _advice(done: Split, one: Subject, lines: tuple[PhaseLine, ...]) -> Iterable
         yield last_seen(one)
     else:
         yield "What its phases took is not known."
+    if lines and "t0_ns" not in one.at:
+        yield "When it arrived is not known: times are from the first instant that is."
     if one.row.handover_ns is not None:
         doubt = f" ± {width}" if between_clocks(one, SIDE_PREFILL, SIDE_DECODE) else ""
         part = one.row.wire_ratio

@@ -69,7 +69,8 @@ def _waterfall(shown: Shown, keys: Mapping[str, str], width: int) -> Iterable[Li
         rows = stacked_rows([piece for piece in shown.pieces if piece.lane == lane]) or [[]]
         for place, row in enumerate(rows):
             yield [Run(f"{name if place == 0 else '':<{label}}", BOLD), *_bar(row, scale)]
-            yield [Run(" " * label), *_names(row, keys, scale)]
+            if row:
+                yield [Run(" " * label), *_names(row, keys, scale)]
         if bars := _error_bars([w for w in shown.whiskers if w.lane == lane], scale):
             yield [Run(f"{'±':>{label - 1}} ", SOFT), Run(bars)]
     yield [Run(" " * label), Run(scale.axis(), SOFT)]

@@ -90,13 +90,12 @@ def only(handoffs: Handoffs, label: str) -> Handoffs:
     return replace(handoffs, requests=handoffs.requests.loc[[label]], **parts)
 
 
-def subject(handoffs: Handoffs, done: Split) -> Subject:
-    """`handoffs`: those of one request, see `only`; `done`: their split."""
+def subject(handoffs: Handoffs, done: Split, arrival: int) -> Subject:
+    """`handoffs`: those of one request, see `only`; `done`: their split; `arrival`: Unix ns."""
     ((_, row),) = request_rows(done.requests)
     requests = handoffs.requests
     values = {str(name): _plain(requests[name].iloc[0]) for name in requests.columns}
     spans = handoffs.spans[~handoffs.spans["phantom"]]
-    arrival = values["t0_ns"] or _plain(spans["start_ns"].min()) or 0
     at = {
         name: value - arrival
         for name, value in values.items()

@@ -9,6 +9,9 @@ from pdtrace.analysis.subject import Subject
 from pdtrace.tracing import semconv
 
 FLAG_WORDS: Final = {
+    "adjusted_by_backend": (
+        "the trace store moved its spans in time, so nothing between hosts is known"
+    ),
     "aborted": "it was aborted before its first token",
     "clocks_not_aligned": (
         "its spans are on several clocks that could not be compared, so that nothing between "
@@ -66,6 +69,8 @@ def about(one: Subject) -> Iterator[tuple[str, str]]:
         yield "size", sizes
     yield "outcome", row.outcome or "nothing says how it ended: it may still run"
     yield "evidence", EVIDENCE_WORDS.get(row.evidence, row.evidence)
+    if row.reason:
+        yield "left out", row.reason
     for flag in row.flags:
         yield flag, flag_words(flag)
 
@@ -101,7 +106,8 @@ def _sizes(one: Subject) -> Iterator[str]:
 def first_token(one: Subject) -> str:
     """TTFT in words, `>=` for a lower bound."""
     if one.row.ttft_ns is None:
-        return "no first token" if one.row.t1_ns is None else "first token at a time not known"
+        known = one.row.t1_ns is None and one.row.outcome is not None
+        return "no first token" if known else "time of the first token not known"
     return f"{'>= ' if one.row.lower_bound else ''}{milliseconds(one.row.ttft_ns)}"
 
 
@@ -133,8 +139,10 @@ def advice(exposed: Mapping[str, int], drag: Mapping[str, int]) -> str:
     if not known:
         return "Nothing of it is explained."
     most = max(known, key=lambda name: known[name])
-    total = max(sum(exposed.values()), 1)
+    total, dark = max(sum(exposed.values()), 1), exposed[phases.UNATTRIBUTED]
     took = f"{most} took most: {milliseconds(known[most])} ({100 * known[most] / total:.1f} %)"
+    if dark > known[most]:
+        took = f"{100 * dark / total:.1f} % are covered by no span; of the rest {took}"
     gain, best = drag[most], max(drag, key=lambda name: drag[name])
     sooner = f"{milliseconds(gain)} sooner" if gain else "no sooner"
     if gain == known[most]:

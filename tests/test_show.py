@@ -1,6 +1,7 @@
 """What is shown of one request: every piece and number is the split's, every phase is explained."""
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -11,6 +12,7 @@ from generator import EPOCH_NS, Rank, Shape, Writer, records
 from pdtrace.analysis import phases
 from pdtrace.analysis.charts import Piece, Whisker
 from pdtrace.analysis.handoffs import Handoffs, join
+from pdtrace.analysis.load import load
 from pdtrace.analysis.records import SpanRecord
 from pdtrace.analysis.show import Shown, show
 from pdtrace.analysis.show_text import lines
@@ -21,6 +23,7 @@ from pdtrace.analysis.table import build
 from pdtrace.tracing import semconv as sc
 
 MS = 10**6
+DATA = Path(__file__).parent / "data"
 ANOTHER_CLOCK = "ffffffff-0000-4c7e-9d30-6f1b2a9c0a01"
 
 
@@ -192,6 +195,19 @@ def test_phases_between_clocks_have_error_bars_and_may_not_be_resolved() -> None
     assert "± 4.000 ms" in shown.advice[1] and "several clocks" in shown.advice[2]
 
 
+def test_an_estimated_offset_is_carried_into_the_picture() -> None:
+    """A decode host is behind: hop 10.2 and egress 4.1 ms, each ± 4.1, drift aside."""
+    handoffs = load([DATA / "c05_clock_skew.otlp.jsonl"]).handoffs
+    (label,) = handoffs.requests.index
+    shown = show(handoffs, label)
+    crossing = {p.phase: (round(p.exposed_ns, -4), p.resolved) for p in shown.phases if p.crosses}
+    assert crossing == {"hop": (10_200_000, True), "egress": (4_100_000, False)}
+    assert [(w.phase, round(w.at_ns, -4)) for w in shown.whiskers] == [
+        ("egress", 361_900_000),
+        ("hop", 214_100_000),
+    ]
+
+
 def test_clocks_that_were_never_compared_draw_nothing() -> None:
     """The router's own TTFT stays; no bar is invented."""
     shown = show(join(build(two_clocks())), "r")
@@ -233,6 +249,20 @@ def test_a_request_of_which_nothing_is_drawn_is_still_told() -> None:
     assert shown.advice[0].endswith("ended, 1.000 ms after its arrival.")
 
 
+def test_a_request_that_only_others_tell_of_begins_with_the_first_known_instant() -> None:
+    """vLLM's KV-connector log has neither arrival nor first token; its phases are shown."""
+    logs = [DATA / "kv_log_prefill.log", DATA / "kv_log_decode.log"]
+    shown = show(load(logs).handoffs, "8923dc80dda492bc")
+    assert [(line.phase, line.exposed_ns, line.from_ns) for line in shown.phases] == [
+        ("match", 4_500_000, 188_000_000),
+        ("registration", 4_000_000, 0),
+        ("submit", 2_500_000, 192_500_000),
+        ("transfer", 31_000_000, 195_000_000),
+    ]
+    assert shown.headline == "Time of the first token not known"
+    assert shown.advice[-1].startswith("When it arrived is not known")
+
+
 def test_text_from_outside_cannot_steer_the_terminal() -> None:
     """Escape sequences and line ends in an id are written out."""
     shown = of(Shape(), "a\x1b[2J\nb")
@@ -246,7 +276,13 @@ def test_every_flag_has_words() -> None:
 
     names = {"missing_router", "missing_prefill", "missing_decode", "missing_transfer"}
     names |= {"cold_handshake", "joined_by_request_id", "load_failed_recompute"}
-    names |= {"second_registration", "retried", "several_choices", "partial_trace"}
+    names |= {
+        "second_registration",
+        "retried",
+        "several_choices",
+        "partial_trace",
+        evidence.ADJUSTED,
+    }
     names |= {"foreign_evidence", evidence.LEASE_EXPIRED, evidence.MISPAIRED, evidence.PHANTOM}
     names |= {evidence.ABORTED, evidence.CLOCKS_NOT_ALIGNED, evidence.CLOCKS_NOT_KNOWN}
     assert names <= set(FLAG_WORDS)
