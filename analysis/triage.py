@@ -8,7 +8,7 @@ import pandas as pd
 
 from pdtrace.analysis.proportions import Counts, excess
 from pdtrace.analysis.sweep import Ints
-from pdtrace.analysis.triage_attributes import attributes
+from pdtrace.analysis.triage_attributes import ASKED, attributes
 from pdtrace.analysis.triage_buckets import strata
 from pdtrace.analysis.triage_causes import Cause, causes_of
 from pdtrace.analysis.triage_choice import Chosen, choose
@@ -133,13 +133,19 @@ def _judge(
         return Verdict(NO_RISE)
     if mix > MIX_LIMIT:
         return _headline(WORKLOAD, rows)
-    chosen = choose(lifted, str(rows["d_ns"].idxmax()))
+    top = str(rows["d_ns"].idxmax())
+    asked = lifted["attribute"].isin(ASKED)
+    # Longer prompts are slower in every healthy run: only a baseline tells what is new about it.
+    nameable = lifted if sets.apart else lifted[~asked]
+    chosen = choose(nameable, top)
+    if chosen is None and (other := choose(lifted, top)) is not None:
+        return _with(_headline(WORKLOAD, rows), chosen=other)
     slow, focus, of_value = sets.slow_traffic, rows, sets.ranked
     if chosen is not None:
         of_value = sets.ranked.pick(attributes(sets.ranked)[chosen.attribute] == chosen.value)
         slow = of_value.pick(sets.slow.loc[of_value.requests.index])
         focus = _ledger(slow, sets)
-        chosen = choose(lifted, str(focus["d_ns"].idxmax()))
+        chosen = choose(nameable, str(focus["d_ns"].idxmax()))
     found = _headline(FACTOR if chosen else NO_SINGLE, focus)
     assert found.phase is not None and found.d_ns is not None
     clocks = resolution(found.phase, focus, slow, sets.reference)

@@ -63,6 +63,8 @@ ATTRIBUTES: Final = (
     Attribute(RECOMPUTED, "prefill again on D", SIGN, "that D computed again"),
     Attribute("retried", "an earlier try was lost", SIGN, "of which an earlier try was lost"),
 )
+ASKED: Final = (LENGTH, "cached_tokens", "prefix_cache")
+"""What a request asked for and what was cached of it: the workload, not how it was served."""
 BY_NAME: Final = {attribute.name: attribute for attribute in ATTRIBUTES}
 
 

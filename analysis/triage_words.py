@@ -90,6 +90,13 @@ def _places(found: Triage) -> bool:
 
 def _workload(found: Triage) -> str:
     assert found.mix_share is not None
+    chosen = found.verdict.chosen
+    if chosen is not None:
+        return (
+            "The slow requests are other requests, so nothing is blamed: they are requests "
+            f"{_covered(chosen)}. The phase that rose most: {_rise(found.verdict)}. Only a "
+            "baseline tells whether such requests were faster before."
+        )
     words = (
         "The workload changed: the slow requests are other requests. "
         f"{percent(found.mix_share)} of the rise comes from prompt lengths and cached tokens that "

@@ -174,6 +174,22 @@ def test_longer_prompts_alone_are_a_changed_workload() -> None:
     assert found.verdict.chosen is None
 
 
+def test_the_long_prompts_of_a_healthy_run_are_its_workload() -> None:
+    """They are the slowest of every run: said so, and nothing is blamed without a baseline."""
+    found = triage(healthy(1500, 39, tokens=(256, 512, 1024)), SLOWEST)
+    assert named(found) == (WORKLOAD, "prefill", "prompt_length", "1024–2047 tokens")
+    assert "Only a baseline tells" in verdict_sentences(found)[0]
+
+
+def test_a_slow_engine_is_found_beneath_the_long_prompts() -> None:
+    """Many slow requests are just long ones; within equal lengths it is the engine."""
+    traffic = healthy(4000, 40, tokens=(256, 512, 1024))
+    slow = longer(traffic, "submit", on(traffic, decode_engine="d-1"), 100)
+    found = triage(slow, Objective(share=0.4))
+    assert named(found) == (FACTOR, "submit", "decode_engine", "d-1")
+    assert found.lift is not None and "prompt_length" in found.lift["attribute"].head(4).tolist()
+
+
 def test_a_fault_beside_a_few_longer_prompts_is_still_found() -> None:
     """Mix below one half."""
     traffic = healthy(3000, 32, tokens=(512,) * 19 + (1024,))

@@ -29,16 +29,16 @@ def first(found: pd.DataFrame) -> tuple[str, str]:
 
 
 def test_permuted_labels_are_rarely_believed() -> None:
-    """Over 100 random choices of the slow ones at most 5 % give any finding; none is named."""
+    """Over 60 random choices of the slow ones at most 5 % give any finding; none is named."""
     traffic = healthy(1200, 3)
     found = attributes(traffic)
     random, believed = np.random.default_rng(4), 0
-    for _ in range(100):
+    for _ in range(60):
         slow = pd.Series(random.permutation(1200) < 60, index=found.index)
         table = lift(found, slow, arrivals(traffic))
         believed += int(table["found"].any())
         assert not len(candidates(table))
-    assert believed <= 5
+    assert believed <= 3
 
 
 def test_a_fault_of_a_fifth_of_the_slow_requests_ranks_first() -> None:
