@@ -15,7 +15,9 @@ MINUTE_NS: Final = 60 * 10**9
 AGREEMENT: Final = 0.99
 """A pair of which less than this part of the evidence agrees is degraded."""
 THROUGH: Final = "through other clocks"
-_POINTS: Final = 1000
+MOST: Final = 1000
+"""At most so many points in time are looked at."""
+FEW: Final = 8
 
 
 @dataclass(frozen=True)
@@ -86,30 +88,42 @@ class PairOfClocks:
 
 
 def pairs_of(clocks: Clocks) -> list[PairOfClocks]:
-    """Every two clocks that have evidence on each other, directly or through others."""
-    part = clocks.references
-    count = len(clocks.names)
-    both = [(a, b) for a in range(count) for b in range(a + 1, count) if part[a] == part[b]]
-    return [_pair(clocks, low, high) for low, high in both]
+    """Every two clocks that sent each other messages; of few clocks all that have to do with each
+    other, also through others."""
+    part, count = clocks.references, len(clocks.names)
+    direct = set(zip(clocks.evidence["low"], clocks.evidence["high"], strict=True))
+    both = [
+        (low, high)
+        for low in range(count)
+        for high in range(low + 1, count)
+        if (low, high) in direct or (count <= FEW and part[low] == part[high])
+    ]
+    times = np.sort(clocks.evidence["time_ns"].to_numpy(np.int64))
+    if not len(times):
+        return []
+    most = min(max(clocks.most_points, MOST // 10), MOST)
+    places = np.linspace(0, len(times) - 1, min(len(times), most)).astype(np.int64)
+    looked = np.unique(times[places])
+    tight = clocks.tight(looked)
+    return [_pair(clocks, low, high, looked, tight) for low, high in both]
 
 
-def _pair(clocks: Clocks, low: int, high: int) -> PairOfClocks:
+def _pair(clocks: Clocks, low: int, high: int, times: Ints, tight: Ints) -> PairOfClocks:
     evidence = clocks.evidence
-    near = evidence[evidence["low"].isin((low, high)) | evidence["high"].isin((low, high))]
     mine = evidence[(evidence["low"] == low) & (evidence["high"] == high)]
-    times = (mine if len(mine) else near)["time_ns"].to_numpy(np.int64)
-    minutes = np.unique(times // MINUTE_NS) * MINUTE_NS + MINUTE_NS // 2
-    places = np.linspace(0, len(times) - 1, min(len(times), _POINTS)).astype(np.int64)
-    looked = np.unique(np.sort(times)[places])
-    every = np.concatenate([looked, np.clip(minutes, times.min(), times.max())])
-    offsets = _offsets(clocks, low, high, every)
+    first = mine if len(mine) else evidence
+    during = (times >= first["time_ns"].min()) & (times <= first["time_ns"].max())
+    if not during.any():
+        during[:] = True
+    offsets = _offsets(clocks, low, high, times[during], tight[during])
+    minutes = np.unique(times[during] // MINUTE_NS, return_index=True)[1].tolist()
     lost = mine[~mine["kept"]]
     kinds = mine.groupby("kind").agg(count=("kept", "size"), kept=("kept", "sum")).reset_index()
     return PairOfClocks(
         start=clocks.names[low],
         end=clocks.names[high],
-        best=min(offsets[: len(looked)], key=_width),
-        over_time=offsets[len(looked) :],
+        best=min(offsets, key=_width),
+        over_time=[offsets[place] for place in minutes],
         messages=len(mine),
         kinds=kinds.assign(contradictions=kinds["count"] - kinds["kept"])[
             ["kind", "count", "contradictions"]
@@ -126,9 +140,8 @@ def _width(offset: Offset) -> tuple[int, int]:
     return (0, offset.halfwidth_ns)
 
 
-def _offsets(clocks: Clocks, low: int, high: int, times: Ints) -> list[Offset]:
-    """The offset at times of the common axis."""
-    tight = clocks.tight(times)
+def _offsets(clocks: Clocks, low: int, high: int, times: Ints, tight: Ints) -> list[Offset]:
+    """The offset at times of the common axis, from the closed bounds of those times."""
     shown = clocks.shown(times, low)
     sides = []
     for one, other in ((low, high), (high, low)):

@@ -174,19 +174,22 @@ class Clocks:
         tight[clock_graph.contradictory(tight)] = NO_BOUND
         return tight
 
+    @property
+    def most_points(self) -> int:
+        """At so many points in time the graph can be closed within `WORK`."""
+        return max(1, WORK // len(self.names) ** 3)
+
     def step_ns(self, query_ns: Ints) -> int:
         """How coarse times must be so that not too many of `query_ns` differ; 1 is as they are."""
-        most = max(1, WORK // len(self.names) ** 3)
-        step = 1
+        most, step = self.most_points, 1
         while len(query_ns) > most and len(np.unique(query_ns // step)) > most:
             step = max(10**6, step * 2)
         return step
 
     def _resolve(self) -> None:
         """Drop what contradicts the rest around a cycle: of its bounds those with least support."""
-        times = self.evidence["time_ns"].to_numpy(np.int64)
-        step = self.step_ns(times)
-        times = np.unique(times // step * step)
+        times = np.unique(self.evidence["time_ns"].to_numpy(np.int64))
+        times = times[:: -(-len(times) // max(self.most_points // 8, 1)) or 1]
         for _ in range(_ROUNDS if len(self.names) > 2 else 0):
             wrong = np.flatnonzero(
                 clock_graph.contradictory(clock_graph.closed(self.bounds(times)))
