@@ -8,6 +8,7 @@ from pdtrace.analysis.charts import milliseconds
 
 WIDTH: Final = 1000
 LABEL: Final = 250
+LETTERS: Final = 34
 RIGHT: Final = 20
 ROW: Final = 24
 HEIGHT: Final = 190
@@ -49,7 +50,8 @@ def ranges(bars: Sequence[Range], unit: str, threshold: float | None = None) -> 
         middle = place * ROW + ROW / 2 + 2
         left, right = sorted((x(0), x(bar.value)))
         drawn.append(
-            f"<g><title>{escape(bar.tip)}</title>{_text(LABEL - 10, middle, bar.label, 'end')}"
+            f"<g><title>{escape(bar.tip)}</title>"
+            f"{_text(LABEL - 10, middle, _short(bar.label), 'end')}"
             f'<rect class="{bar.class_}" x="{left:.1f}" y="{middle - 7:.1f}" '
             f'width="{max(right - left, 0.8):.1f}" height="14"/>'
             f'<path class="whisker" d="M{x(bar.low):.1f},{middle:.1f} H{x(bar.high):.1f} '
@@ -65,6 +67,13 @@ def ranges(bars: Sequence[Range], unit: str, threshold: float | None = None) -> 
         if at is not None
     ]
     return _svg(bottom + 24, f"Bars in {unit}", "".join((*lines, *drawn, *marks)))
+
+
+def _short(label: str) -> str:
+    """As much as fits beside a bar, its middle left out: ids of engines differ at either end."""
+    if len(label) <= LETTERS:
+        return label
+    return f"{label[: LETTERS // 2 - 1]}…{label[-(LETTERS // 2) :]}"
 
 
 def over_time(points: Sequence[tuple[int, float]], marks: Sequence[Mark], class_: str) -> str:

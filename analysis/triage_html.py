@@ -36,6 +36,7 @@ from pdtrace.analysis.triage_words import (
 
 _STYLE: Final = """
 .verdict{font-size:21px;line-height:1.35;max-width:62ch;margin:0 0 10px;font-weight:600}
+.num{white-space:nowrap}
 .doubt{border-left:4px solid var(--warn)}
 rect.bar{fill:#5b82c9}rect.weak{fill:var(--line)}
 .whisker{stroke:var(--ink);stroke-width:1.2;fill:none;opacity:.75}
@@ -158,6 +159,7 @@ def _attributes(found: Triage) -> str:
             100 * row["coverage_low"],
             100 * row["coverage_high"],
             "bar" if row["found"] and not row["yields_to"] else "weak",
+            f"{BY_NAME[row['attribute']].words} {row['value']}: "
             f"{percent(row['coverage'])} of the slow requests, at least "
             f"{percent(row['coverage_low'])}",
         )

@@ -82,6 +82,19 @@ def test_the_page_has_verdict_charts_change_and_doubts() -> None:
     assert places == sorted(places) and places[0] > 0
 
 
+def test_long_ids_of_engines_are_shortened_in_charts_only() -> None:
+    """Their ends stay; the whole id is in the tip and in the table."""
+    traffic = healthy(2000, 44)
+    name = "0f6e3d2f-aaaa-4b4b-8b8b-000000000016-dp0"
+    rows = traffic.requests
+    rows["decode_engine"] = rows["decode_engine"].replace("d-3", name).astype("str")
+    text = page(
+        triage(longer(traffic, "requeue", on(traffic, decode_engine=name), 150), SLO), [], []
+    )
+    assert ">D engine 0f6e3d2…-000000000016-dp0<" in text and f"<td>{name}</td>" in text
+    assert f"<title>D engine {name}: " in text
+
+
 @pytest.mark.parametrize(
     "count, objective, kind",
     [
