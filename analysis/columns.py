@@ -16,7 +16,7 @@ from pdtrace.tracing import semconv
 
 REJECT_BACKWARDS: Final = "end_before_start"
 REJECT_NO_REQUEST: Final = "no_request_id"
-BATCH: Final = 1 << 15
+BATCH: Final = 1 << 13
 """Spans that are held as Python objects at a time."""
 _LARGEST: Final = (1 << 63) - 1
 

@@ -13,6 +13,7 @@ TRACE_ID_BYTES: Final = 16
 SPAN_ID_BYTES: Final = 8
 _HEX: Final = re.compile(r"(?:0[xX])?([0-9a-fA-F]+)")
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_AT_A_TIME: Final = 1 << 15
 _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 
 Keys = npt.NDArray[np.uint64]
@@ -54,12 +55,12 @@ def _other_spelling(text: str, size: int) -> str:
 
 def fingerprints(trace_ids: pa.ChunkedArray, span_ids: pa.ChunkedArray) -> Keys:
     """64 bits for each span (uint64, shape (n,)): equal ids give equal ones, others hardly ever."""
-    return _numbers(trace_ids) * _FACTOR ^ _numbers(span_ids)
+    return numbers(trace_ids) * _FACTOR ^ numbers(span_ids)
 
 
-def _numbers(ids: pa.ChunkedArray) -> Keys:
+def numbers(ids: pa.Array | pa.ChunkedArray) -> Keys:
     """The last 16 hex digits of each id as a number, 0 for an empty one."""
-    found = ids.combine_chunks()
+    found = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
     if isinstance(found, pa.ChunkedArray):
         found = found.chunk(0) if found.num_chunks else pa.array([], ids.type)
     if pa.types.is_dictionary(found.type):
@@ -70,12 +71,18 @@ def _numbers(ids: pa.ChunkedArray) -> Keys:
 
 
 def _of_texts(texts: pa.Array) -> Keys:
-    padded = pc.utf8_lpad(pc.utf8_slice_codeunits(texts, -16, None), 16, "0")
-    characters = np.frombuffer("".join(padded.to_pylist()).encode(), dtype=np.uint8)
-    if len(characters) != 16 * len(texts):
+    parts = [_of_some(texts.slice(at, _AT_A_TIME)) for at in range(0, len(texts), _AT_A_TIME)]
+    return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+
+
+def _of_some(texts: pa.Array) -> Keys:
+    ends = pc.utf8_slice_codeunits(texts, -16, None)
+    joined = "".join(pc.utf8_lpad(ends, 16, "0").to_pylist()).encode()
+    if len(joined) != 16 * len(texts):  # not hex
         return np.array([hash(text) & 0xFFFFFFFFFFFFFFFF for text in texts.to_pylist()], np.uint64)
-    digits = characters.reshape(-1, 16).astype(np.uint64)
-    digits = np.where(digits >= 97, digits - np.uint64(87), digits & np.uint64(15))
-    powers = np.uint64(1) << np.arange(60, -1, -4, dtype=np.uint64)
-    numbers: Keys = (digits * powers).sum(axis=1, dtype=np.uint64)
-    return numbers
+    characters = np.frombuffer(joined, dtype=np.uint8).reshape(-1, 16)
+    digits = np.where(characters >= 97, characters - 87, characters & 15).astype(np.uint64)
+    found = np.zeros(len(texts), np.uint64)
+    for place in range(16):
+        found = found << np.uint64(4) | digits[:, place]
+    return found

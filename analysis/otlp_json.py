@@ -204,17 +204,21 @@ def code(raw: object, names: dict[str, int]) -> int:
 
 def _attributes(pairs: Any, tally: Tally) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {}
-    for pair in pairs.items() if isinstance(pairs, dict) else pairs:
-        key, raw = pair if isinstance(pair, tuple) else (pair.get("key") or "", pair.get("value"))
+    if isinstance(pairs, dict):
+        pairs = [{"key": key, "value": value} for key, value in pairs.items()]
+    for pair in pairs:
+        key, raw = pair.get("key") or "", pair.get("value")
+        text = raw.get("stringValue") if type(raw) is dict else None
+        if type(text) is str:  # nearly all of them
+            attributes[key] = text
+            continue
         try:
             value = _plain(raw)
         except _SHAPE_ERRORS:
             tally.ignored[f"{key} is not of its type"] += 1
             continue
         if value is not None:
-            attributes[intern(key)] = (
-                as_attribute(value) if isinstance(value, (dict, list)) else value
-            )
+            attributes[key] = as_attribute(value) if isinstance(value, (dict, list)) else value
     return attributes
 
 

@@ -40,7 +40,7 @@ SPAN_COLUMNS: Final = (
     Column("peer_engine_id", TEXT, "the peer's engine instance"),
     Column("instance_id", TEXT, "service.instance.id: one per start of a process"),
     Column("host", TEXT, "host name"),
-    Column("config", TEXT, "pd.config: a JSON object of versions and sizes"),
+    Column("config", TEXT, "pd.config, a JSON object: on a process's first span of each hour"),
     Column("model", TEXT, "model asked for"),
     Column("role", TEXT, "prefill, decode, both, router"),
     Column("tp_rank", TIME, "rank, 0 where absent"),

@@ -61,10 +61,10 @@ def read_spans(sources: Sequence[str | Path]) -> SpanBatch:
     """
     reading = Reading()
     records: list[SpanRecord] = []
-    for item in reading.items(sources):
-        if isinstance(item, Batch):
+    for found in reading.messages(sources):
+        if isinstance(found, Batch):
             raise SourceError("a Parquet table keeps no records: tabulate it")
-        records.append(item)
+        records += found
     if not records:
         raise SourceError(reading.nothing(sources))
     return SpanBatch(
@@ -97,8 +97,8 @@ class Reading:
     passed_over: list[str] = field(default_factory=list)
     """Files in directories that hold no spans, and why."""
 
-    def items(self, sources: Sequence[str | Path]) -> Iterator[SpanRecord | Batch]:
-        """Records, or whole batches of the spans table where a source has one.
+    def messages(self, sources: Sequence[str | Path]) -> Iterator[list[SpanRecord] | Batch]:
+        """The records of one message after the other; of a spans table a batch of its rows.
 
         Raises `SourceError` when a source is missing or holds no traces; a file that was only
         found in a directory is passed over instead, unless all of them are.
@@ -111,7 +111,7 @@ class Reading:
         if places and len(self.passed_over) == len(places):
             raise SourceError(f"no traces in {names(sources)}: {self.passed_over[0]}")
 
-    def _place(self, place: Place) -> Iterator[SpanRecord | Batch]:
+    def _place(self, place: Place) -> Iterator[list[SpanRecord] | Batch]:
         try:
             yield from self._read(place)
         except SourceError as error:
@@ -119,7 +119,7 @@ class Reading:
                 raise
             self.passed_over.append(str(error))
 
-    def _read(self, place: Place) -> Iterator[SpanRecord | Batch]:
+    def _read(self, place: Place) -> Iterator[list[SpanRecord] | Batch]:
         understood = isinstance(place.path, Path) and is_store(place.path)
         skipped = place.skipped
         for message in read_messages(place.path, skipped, self.limits):
@@ -133,18 +133,20 @@ class Reading:
                 skipped.count_not_traces(str(error))
                 continue
             understood = True
-            yield from self.adapted(records)
+            yield self._adapted(records)
         if not understood:
             kinds = ", ".join(skipped.not_traces) or "nothing in it can be read"
             raise SourceError(f"{place.path} holds no traces: {kinds}")
         self.notes += skipped.sentences(place.path)
         self.tally.partial += skipped.incomplete
 
-    def adapted(self, records: list[SpanRecord]) -> Iterator[SpanRecord]:
+    def _adapted(self, records: list[SpanRecord]) -> list[SpanRecord]:
         """The records, those of other producers in the words of our own."""
-        for record in records:
+        for place, record in enumerate(records):
             adapt = adapter(record.name)
-            yield record if adapt is None else adapt(record, self.tally)
+            if adapt is not None:
+                records[place] = adapt(record, self.tally)
+        return records
 
     def tally_notes(self) -> list[str]:
         """Sentences about spans that were refused, values that were ignored, precision lost."""

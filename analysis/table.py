@@ -53,6 +53,7 @@ __all__ = [
 REJECT_DUPLICATE: Final = "duplicate"
 _ORDER: Final = ("start_ns", "end_ns", "name", "trace_id", "span_id")
 _SPAN: Final = ["trace_id", "span_id"]
+_HOUR_NS: Final = 3600 * 10**9
 
 Ints = npt.NDArray[np.int64]
 
@@ -95,8 +96,7 @@ def build(records: Iterable[SpanRecord]) -> SpansTable:
     and copies of a span.
     """
     builder = TableBuilder()
-    for record in records:
-        builder.add(record)
+    builder.add_all(records)
     table, copies = builder.finish()
     if copies.dropped:
         table.rejected[REJECT_DUPLICATE] = copies.dropped
@@ -112,11 +112,13 @@ class TableBuilder:
         self._events: list[pa.Table] = []
         self._rows = 0
 
-    def add(self, record: SpanRecord) -> None:
-        """Take over one span."""
-        self.columns.add(record)
-        if self.columns.full:
-            self._flush()
+    def add_all(self, records: Iterable[SpanRecord]) -> None:
+        """Take over spans."""
+        add = self.columns.add
+        for record in records:
+            add(record)
+            if self.columns.full:
+                self._flush()
 
     def add_batch(self, spans: pa.Table, events: pa.Table) -> None:
         """Take over spans that are columns already (`SPAN_SCHEMA`, `EVENT_SCHEMA`).
@@ -129,23 +131,29 @@ class TableBuilder:
     def finish(self) -> tuple[SpansTable, Copies]:
         """The table of all that came, and what was dropped as copies."""
         spans, events, copies = self.finish_arrow()
+        columns = _columns(spans)
+        del spans
         table = SpansTable(
-            _frame(spans, SPAN_COLUMNS),
-            _frame(events, EVENT_COLUMNS),
+            _frame(columns, SPAN_COLUMNS),
+            _frame(_columns(events), EVENT_COLUMNS),
             dict(self.columns.rejected),
         )
         validate(table.spans, SPAN_COLUMNS)
         validate(table.events, EVENT_COLUMNS)
+        pa.default_memory_pool().release_unused()
         return table, copies
 
     def finish_arrow(self) -> tuple[pa.Table, pa.Table, Copies]:
         """The same as Arrow: `SPAN_SCHEMA`, `EVENT_SCHEMA`, and what was dropped as copies."""
         self._flush()
-        spans = _together(self._spans, SPAN_SCHEMA)
+        spans = _config_once(_together(self._spans, SPAN_SCHEMA))
         events = _together(self._events, EVENT_SCHEMA)
         kept, copies = _each_once(spans, events)
         order = _in_order(spans, kept)
-        return spans.take(pa.array(order)), _moved(events, order, len(spans)), copies
+        moved = _moved(events, order, len(spans))
+        columns = _columns(spans)
+        del spans, events
+        return _taken(columns, order), moved, copies
 
     def hours(self, hour_ns: int) -> Ints:
         """The hours, counted from 1970, in which the spans so far begin (int64, ascending)."""
@@ -164,13 +172,58 @@ class TableBuilder:
             shifted = pc.add(events["row"], pa.scalar(self._rows, pa.int64()))
             self._events.append(events.set_column(0, EVENT_SCHEMA.field("row"), shifted))
         self._rows += len(spans)
+        pa.default_memory_pool().release_unused()
 
 
 def _together(batches: list[pa.Table], schema: pa.Schema) -> pa.Table:
-    """One table with one dictionary a column; empties the list."""
-    whole = pa.concat_tables(batches) if batches else schema.empty_table()
+    """One table with one dictionary a column; empties the list, a column at a time."""
+    parts = [[chunk for batch in batches for chunk in batch[name].chunks] for name in schema.names]
     batches.clear()
-    return whole.unify_dictionaries().combine_chunks()
+    columns = []
+    for wanted, chunks in zip(schema, parts, strict=True):
+        column = pa.chunked_array(chunks, type=wanted.type)
+        chunks.clear()
+        columns.append(_whole(column.unify_dictionaries().combine_chunks()))
+        pa.default_memory_pool().release_unused()
+    return pa.table(columns, schema=schema)
+
+
+def _taken(columns: dict[str, pa.ChunkedArray], rows: Ints) -> pa.Table:
+    """These rows; empties `columns`, one at a time."""
+    wanted = pa.array(rows)
+    taken = {name: columns.pop(name).take(wanted) for name in list(columns)}
+    return pa.table(taken, schema=SPAN_SCHEMA)
+
+
+def _config_once(spans: pa.Table) -> pa.Table:
+    """The table with each process's configuration on its first span of an hour only.
+
+    It is long, and the same on all of them.
+    """
+    if not len(spans):
+        return spans
+    codes = [_codes(spans[name]) for name in ("engine_id", "instance_id", "role", "config")]
+    hours = spans["start_ns"].to_numpy() // _HOUR_NS
+    order = np.lexsort((spans["start_ns"].to_numpy(), hours, *codes))
+    keys = np.stack([hours, *codes])[:, order]
+    first = np.ones(len(spans), dtype=np.bool_)
+    first[order[1:]] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+    config = spans["config"].combine_chunks()
+    texts = pa.concat_arrays([_whole(config).dictionary, pa.array([""], pa.string())])
+    shown = np.where(first, codes[-1], len(texts) - 1).astype(np.int32)
+    column = pa.DictionaryArray.from_arrays(pa.array(shown), texts)
+    return spans.set_column(spans.column_names.index("config"), SPAN_SCHEMA.field("config"), column)
+
+
+def _codes(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    return _whole(column.combine_chunks()).indices.to_numpy().astype(np.int64)
+
+
+def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """The only chunk, where Arrow did not hand it over as such."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks else pa.array([], pa.string()).cast(column.type)
 
 
 def _each_once(spans: pa.Table, events: pa.Table) -> tuple[Ints, Copies]:
@@ -182,11 +235,11 @@ def _each_once(spans: pa.Table, events: pa.Table) -> tuple[Ints, Copies]:
     if not len(twice):
         return rows, Copies()
     suspect = rows[np.isin(keys, twice)]
-    found = _frame(spans.take(pa.array(suspect)), SPAN_COLUMNS).set_index(suspect)
+    found = _frame(_columns(spans.take(pa.array(suspect))), SPAN_COLUMNS).set_index(suspect)
     found = found[found["span_id"] != ""]
     found["length_ns"] = found["start_ns"] - found["end_ns"]
     found["said"] = _events_said(events, found.index)
-    content = [*(c.name for c in SPAN_COLUMNS if c.name not in _SPAN), "said"]
+    content = [*(c.name for c in SPAN_COLUMNS if c.name not in (*_SPAN, "config")), "said"]
     first = ["length_ns", "start_ns"]
     ranked = found.sort_values([*_SPAN, *first, *(c for c in content if c not in first)])
     again = ranked.duplicated(_SPAN)
@@ -213,7 +266,7 @@ def _like_the_kept(ranked: pd.DataFrame, again: pd.Series, content: list[str]) -
 def _events_said(events: pa.Table, rows: pd.Index) -> pd.Series:
     """The events of these rows as one text each, "" where there are none."""
     mine = events.filter(pc.is_in(events["row"], pa.array(rows.to_numpy(np.int64))))
-    frame = _frame(mine, EVENT_COLUMNS)
+    frame = _frame(_columns(mine), EVENT_COLUMNS)
     frame["text"] = (
         frame["name"] + "@" + frame["time_ns"].astype("str") + "/"
         + frame["peer_rank"].astype("str").fillna("")
@@ -224,9 +277,17 @@ def _events_said(events: pa.Table, rows: pd.Index) -> pd.Series:
 
 def _in_order(spans: pa.Table, kept: Ints) -> Ints:
     """The kept rows by time, then by name and ids."""
-    plain = {name: _decoded(spans[name]).take(pa.array(kept)) for name in _ORDER}
-    keys = [(name, "ascending") for name in _ORDER]
-    order: Ints = kept[pc.sort_indices(pa.table(plain), sort_keys=keys).to_numpy()]
+    start, end = (spans[name].to_numpy()[kept] for name in _ORDER[:2])
+    by_time = np.lexsort((end, start))
+    order: Ints = kept[by_time]
+    start, end = start[by_time], end[by_time]
+    next_is_same = (start[1:] == start[:-1]) & (end[1:] == end[:-1])
+    tied = np.append(next_is_same, False) | np.insert(next_is_same, 0, False)
+    if next_is_same.any():
+        mine = spans.select(_ORDER).take(pa.array(order[tied]))
+        plain = pa.table({name: _decoded(mine[name]) for name in _ORDER})
+        ranked = pc.sort_indices(plain, sort_keys=[(name, "ascending") for name in _ORDER])
+        order[tied] = order[tied][ranked.to_numpy()]
     return order
 
 
@@ -245,11 +306,15 @@ def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
 
 
-def _frame(table: pa.Table, columns: Sequence[Column]) -> pd.DataFrame:
-    """The same in pandas, with the dtypes of the schema."""
+def _columns(table: pa.Table) -> dict[str, pa.ChunkedArray]:
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _frame(table: dict[str, pa.ChunkedArray], columns: Sequence[Column]) -> pd.DataFrame:
+    """The same in pandas, with the dtypes of the schema; `table` is emptied as it goes over."""
     found = {}
     for column in columns:
-        values = table[column.name]
+        values = table.pop(column.name)
         if column.dtype == TEXT:
             text = _decoded(values).cast(pa.large_string())
             found[column.name] = pd.Series(text.to_pandas(types_mapper=_TEXTS.get))
@@ -257,7 +322,7 @@ def _frame(table: pa.Table, columns: Sequence[Column]) -> pd.DataFrame:
             found[column.name] = values.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
         else:
             found[column.name] = values.to_pandas()
-    return pd.DataFrame(found)
+    return pd.DataFrame(found, copy=False)
 
 
 _TEXTS: Final = {pa.large_string(): pd.StringDtype(na_value=np.nan)}

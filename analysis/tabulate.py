@@ -6,8 +6,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from pdtrace.analysis.ids import numbers
 from pdtrace.analysis.sources import DEFAULT_LIMITS, plural
 from pdtrace.analysis.store import Batch, Limits, Reading, SourceError
 from pdtrace.analysis.table import Copies, SpansTable, TableBuilder
@@ -60,11 +64,11 @@ def collect(
 ) -> tuple[TableBuilder, Reading]:
     """The spans of the sources in a builder, and the account of their reading."""
     reading, builder = Reading(limits), TableBuilder()
-    for item in reading.items(sources):
-        if isinstance(item, Batch):
-            builder.add_batch(item.spans, item.events)
+    for found in reading.messages(sources):
+        if isinstance(found, Batch):
+            builder.add_batch(found.spans, found.events)
         else:
-            builder.add(item)
+            builder.add_all(found)
     reading.tally.ignored.update(
         {f"{key} is no whole number >= 0": n for key, n in builder.columns.ignored.items()}
     )
@@ -89,14 +93,15 @@ def _copy_notes(copies: Copies) -> list[str]:
 
 def _orphan_notes(spans: pd.DataFrame, refused: list[tuple[str, str, str]]) -> list[str]:
     """Spans of ours, also refused ones, whose parent is in no source: joined by request id."""
-    columns = ["trace_id", "span_id", "parent_id"]
-    ours = spans.loc[spans["name"].isin(semconv.OWN_SPANS), columns]
-    every = pd.concat([ours, pd.DataFrame(refused, columns=columns, dtype="str")])
-    children = every[every["parent_id"] != ""]
-    lost = children[~children["parent_id"].isin(pd.concat([spans["span_id"], every["span_id"]]))]
-    if lost.empty:
+    name, parent, span = (pa.array(spans[c]) for c in ("name", "parent_id", "span_id"))
+    ours = pc.is_in(name, pa.array(semconv.OWN_SPANS, name.type)).to_numpy(zero_copy_only=False)
+    more = [numbers(pa.array([ids[place] for ids in refused], pa.string())) for place in (1, 2)]
+    children = np.concatenate([numbers(parent)[ours], more[1]])
+    children = children[children != 0]
+    lost = children[~np.isin(children, np.concatenate([numbers(span), more[0]]))]
+    if not len(lost):
         return []
-    parents = plural(lost["parent_id"].nunique(), "parent")
+    parents = plural(len(np.unique(lost)), "parent")
     return [
         f"{plural(len(lost), 'span')} of {parents} that is in no source: joined by request id, "
         "which needs no parent"

@@ -32,8 +32,7 @@ def same(one: SpansTable, other: SpansTable) -> None:
 
 def written(directory: Path, spans: list[SpanRecord]) -> list[Path]:
     builder = TableBuilder()
-    for span in spans:
-        builder.add(span)
+    builder.add_all(spans)
     found, events, _ = builder.finish_arrow()
     return write_hours(found, events, directory)
 
