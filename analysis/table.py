@@ -215,8 +215,9 @@ def _config_once(spans: pa.Table) -> pa.Table:
     return spans.set_column(spans.column_names.index("config"), SPAN_SCHEMA.field("config"), column)
 
 
-def _codes(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    return _whole(column.combine_chunks()).indices.to_numpy().astype(np.int64)
+def _codes(column: pa.ChunkedArray) -> Ints:
+    codes: Ints = _whole(column.combine_chunks()).indices.to_numpy().astype(np.int64)
+    return codes
 
 
 def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
