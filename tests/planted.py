@@ -38,14 +38,14 @@ P, D = "prefill-1", "decode-1"
 """The engines that get into trouble."""
 WORDS = 24
 OUTPUT_TOKENS = 3
-HEALTHY = 120
-TROUBLED = 72
+HEALTHY = 104
+TROUBLED = 68
 """Half of them meet the engine in trouble; triage wants 30 slow ones."""
 SELDOM = 95
 """Per cent of all usual times to the first token that the next two are multiples of."""
 LIMIT = 1.2
 """What counts as slow."""
-TROUBLE = 2.0
+TROUBLE = 1.6
 """How long what is planted lasts."""
 USUAL, AGAIN = "usual", "again"
 """Windows without any trouble."""

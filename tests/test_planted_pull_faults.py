@@ -25,7 +25,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, engine_server: EngineServ
         trial = Trial(cluster, directory)
         trial.goes_through("stalled", trial.stalled_reads(P), at_once=2)
         trial.goes_through("forgotten", trial.delay("handshake", D), at_once=2)
-        trial.goes_through("full", trial.others(D, 1, WHOLE, 60), at_once=2)
+        trial.goes_through("full", trial.others(D, 1, WHOLE, 50), at_once=2)
         return trial.recorded()
 
 
