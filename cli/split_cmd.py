@@ -3,9 +3,11 @@
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
+import pandas as pd
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -35,6 +37,7 @@ from pdtrace.cli.options import (
     asked,
 )
 from pdtrace.cli.tables import drawn
+from pdtrace.cli.time_range import HELP, TimeRange, TimeRangeError
 
 app = typer.Typer(add_completion=False)
 
@@ -72,6 +75,9 @@ def split_command(
     request_id: Annotated[
         list[str] | None, typer.Option(help="Only this request; may be repeated.")
     ] = None,
+    window: Annotated[
+        str | None, typer.Option(help=f"Only requests that arrived then: {HELP}")
+    ] = None,
     span_bytes: SpanBytes = SPAN_BYTES,
     plain_bytes: PlainBytes = PLAIN_BYTES,
     since: Since = SINCE,
@@ -95,7 +101,7 @@ def split_command(
         engines=tuple(engine or ()),
         request_ids=tuple(request_id or ()),
     )
-    done = _select(split(loaded.handoffs), chosen)
+    done = _select(split(loaded.handoffs), chosen, window)
     if html is not None:
         text = page(loaded.handoffs, done, sources, loaded.notes)
         _write(html, lambda: html.write_text(text, encoding="utf-8"))
@@ -143,7 +149,14 @@ def print_tables(done: Split, console: Console) -> None:
             console.print(drawn(table))
 
 
-def _select(done: Split, chosen: Selection) -> Split:
+def _select(done: Split, chosen: Selection, window: str | None) -> Split:
+    newest = done.requests["t0_ns"].max()
+    if window is not None and not pd.isna(newest):
+        try:
+            since, until = TimeRange.parse(window).at(int(newest))
+        except TimeRangeError as error:
+            raise _failure(str(error)) from None
+        chosen = replace(chosen, since_ns=since, until_ns=until)
     found = select(done, chosen)
     if found.requests.empty:
         raise _failure(f"none of {len(done.requests)} requests is what was asked for")

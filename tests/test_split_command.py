@@ -38,6 +38,17 @@ def test_only_what_was_asked_for_is_shown(capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr().out.splitlines() == [lines[1]]
 
 
+def test_a_window_selects_by_arrival(capfd: pytest.CaptureFixture[str]) -> None:
+    """Relative to the newest arrival; what is no window is one sentence."""
+    assert run(GOOD, "--json") == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert run(GOOD, "--json", "--window", "-1s..") == 0
+    assert capfd.readouterr().out.splitlines() == lines[-1:]
+    assert run(GOOD, "--window", "yesterday") == 1
+    err = capfd.readouterr().err
+    assert err.startswith("pdtrace split: ") and err.count("\n") == 1
+
+
 def test_a_selection_of_nothing_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
     """No empty tables that look like a result."""
     assert run(GOOD, "--mode", "pull") == 1
@@ -106,7 +117,7 @@ def test_spans_of_other_producers_alone_are_named(
     """Readable OTLP in which no span says which request waited."""
     text = Path(DATA / "c01_handshake.otlp.jsonl").read_text()
     path = tmp_path / "foreign.jsonl"
-    path.write_text(text.replace('"name":"pd.', '"name":"other.'))
+    path.write_text(text.replace('"name":"', '"name":"other.'))
     assert run(str(path)) == 1
     assert "none of pdtrace's own" in capfd.readouterr().err
 
