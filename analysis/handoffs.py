@@ -93,7 +93,7 @@ def _named(own: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
     labels = mine.index.union(others.index).sort_values()
     row = mine[["id", "instance"]].astype({"id": "str"}).reindex(labels.rename("request_id"))
     ours = row["id"].notna()
-    theirs = row.index.to_series().str.partition(ANOTHER)
+    theirs = row.index.to_series().str.partition(ANOTHER).reindex(columns=range(3))
     number = pd.to_numeric(theirs[2].replace("", "1")).astype("int64")
     return row.assign(
         id=row["id"].where(ours, theirs[0]).astype("str"),

@@ -37,7 +37,7 @@ def hosts(own: pd.DataFrame, requests: pd.DataFrame) -> pd.Series:
     loose = suspects.drop(index=tied.index).drop_duplicates(_TRY)
     found = _failed_before(loose, spans.drop(index=suspects.index))
     mine = suspects.drop(index=tied.index).merge(found, on=_TRY, how="inner")
-    found_hosts: pd.Series = pd.concat([tied, mine.set_index("row")["host"]])
+    found_hosts: pd.Series = pd.concat([tied, mine.set_index("row")["after"]])
     return found_hosts
 
 
@@ -55,10 +55,10 @@ def _suspects(spans: pd.DataFrame) -> pd.DataFrame:
 
 
 def _failed_before(loose: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
-    """engine_id, engine_request_id, host: the last failure with the same peer before each."""
+    """engine_id, engine_request_id, after: the last failure with the same peer before each."""
     columns = ["engine_id", "peer_engine_id", "peer_engine_request_id", "label", "end_ns"]
     named = others["error"] & (others["peer_engine_id"] != "")
-    failed = others.loc[named, columns].rename(columns={"label": "host"})
+    failed = others.loc[named, columns].rename(columns={"label": "after"})
     pairs = loose[[*_TRY, *columns[1:3], "start_ns"]].merge(
         failed, on=["engine_id", "peer_engine_id"], suffixes=("", "_failed")
     )
@@ -66,5 +66,5 @@ def _failed_before(loose: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
     before = pairs["start_ns"] - pairs["end_ns"]
     near = (before <= JUST_BEFORE_NS) & ((one == "") | (other == ""))
     same = (one == other) & (one != "")
-    pairs = pairs[(before >= 0) & (near | same)].sort_values(["end_ns", "host"])
-    return pairs.drop_duplicates(_TRY, keep="last")[[*_TRY, "host"]]
+    pairs = pairs[(before >= 0) & (near | same)].sort_values(["end_ns", "after"])
+    return pairs.drop_duplicates(_TRY, keep="last")[[*_TRY, "after"]]
