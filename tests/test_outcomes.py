@@ -99,7 +99,8 @@ def test_a_load_computed_again_is_told_from_a_good_one() -> None:
 def test_every_request_is_in_the_table_of_outcomes() -> None:
     """The most frequent first; what is not known is counted as such."""
     spans = [s for i in range(3) for s in records(PULL, f"r-{i}")]
-    for number, errors in enumerate(({sc.SPAN_KV_WAIT: "read_failed"}, {})):
+    # Ids of their own: these are no copies of the spans of `r-1`.
+    for number, errors in enumerate(({sc.SPAN_KV_WAIT: "read_failed"}, {}), start=1):
         spans += [
             replace(
                 s,
