@@ -13,15 +13,18 @@ from pdtrace.analysis import clock_report
 from pdtrace.analysis.clock_pairs import PairOfClocks, pairs_of
 from pdtrace.analysis.clocks import DRIFT_PPM
 from pdtrace.analysis.load import Loaded, load
-from pdtrace.analysis.sources import SourceError
+from pdtrace.analysis.sources import Limits, SourceError
+from pdtrace.cli.options import Sources, reading
 from pdtrace.cli.tables import drawn
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@reading
 def clocks(
-    sources: Annotated[list[str], typer.Argument(help="As for `pdtrace split`.")],
+    sources: Sources,
+    limits: Limits,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per pair of clocks and line, in ns.")
     ] = False,
@@ -34,7 +37,7 @@ def clocks(
     Exit status: 0 all well, 1 nothing could be read, 3 the source said that its answer was cut.
     """
     try:
-        loaded = load(sources, drift_ppm=drift_ppm)
+        loaded = load(sources, limits, drift_ppm)
     except SourceError as error:
         typer.echo(f"pdtrace clocks: {error}", err=True)
         raise typer.Exit(1) from None

@@ -10,46 +10,23 @@ import typer
 from pdtrace.analysis.atomic import atomic_file
 from pdtrace.analysis.export import json_lines, to_parquet
 from pdtrace.analysis.parquet import ParquetError
-from pdtrace.analysis.query import LIMIT, SINCE
 from pdtrace.analysis.sources import Limits, SourceError
-from pdtrace.cli.options import (
-    PLAIN_BYTES,
-    SPAN_BYTES,
-    Limit,
-    MinDuration,
-    PlainBytes,
-    Service,
-    Since,
-    SpanBytes,
-    Tenant,
-    TokenFile,
-    Until,
-    asked,
-)
+from pdtrace.cli.options import Sources, reading
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@reading
 def export(
-    sources: Annotated[
-        list[str], typer.Argument(help="Stores, files, directories of them, globs, addresses.")
-    ],
+    sources: Sources,
+    limits: Limits,
     otlp_json: Annotated[
         str | None, typer.Option(help="File of OTLP JSON lines to write; - is standard output.")
     ] = None,
     parquet: Annotated[
         Path | None, typer.Option(help="Directory for the spans table, one Parquet file an hour.")
     ] = None,
-    span_bytes: SpanBytes = SPAN_BYTES,
-    plain_bytes: PlainBytes = PLAIN_BYTES,
-    since: Since = SINCE,
-    until: Until = "now",
-    service: Service = "",
-    min_duration: MinDuration = "",
-    limit: Limit = LIMIT,
-    token_file: TokenFile = None,
-    tenant: Tenant = "",
 ) -> None:
     """Write SOURCES as OTLP JSON lines (every message as it came) or as the spans table in Parquet.
 
@@ -58,8 +35,6 @@ def export(
     """
     if (otlp_json is None) == (parquet is None):
         _fail("say what to write: either --otlp-json FILE or --parquet DIR")
-    query = asked(since, until, service, min_duration, limit, token_file, tenant)
-    limits = Limits(span_bytes, plain_bytes, query)
     notes: list[str] = []
     partial = False
     try:

@@ -1,14 +1,21 @@
-"""Options that several commands share: how much of a source is read."""
+"""Options of every command that reads sources: how much of them, what a trace store is asked."""
 
+import functools
+import inspect
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any
 
 import typer
 
-from pdtrace.analysis.query import Query, QueryError, instant_ns, length_ns
-from pdtrace.analysis.sources import DEFAULT_LIMITS
+from pdtrace.analysis.query import LIMIT, SINCE, Query, QueryError, instant_ns, length_ns
+from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits
 
+Sources = Annotated[
+    list[str],
+    typer.Argument(help="Stores, files, directories of them, globs, addresses of Tempo or Jaeger."),
+]
 SpanBytes = Annotated[
     int,
     typer.Option(
@@ -23,8 +30,6 @@ PlainBytes = Annotated[
         help="Of a compressed file no more than this is read, and it is said.",
     ),
 ]
-SPAN_BYTES: Final = DEFAULT_LIMITS.span_bytes
-PLAIN_BYTES: Final = DEFAULT_LIMITS.plain_bytes
 
 Since = Annotated[
     str,
@@ -44,19 +49,21 @@ TokenFile = Annotated[
 Tenant = Annotated[str, typer.Option(help="Tenant of a running trace store (X-Scope-OrgID).")]
 
 
-def asked(
-    since: str,
-    until: str,
-    service: str,
-    min_duration: str,
-    limit: int,
-    token_file: Path | None,
-    tenant: str,
-) -> Query:
-    """What a running trace store is asked for; raises `typer.BadParameter`."""
+def _limits(
+    span_bytes: SpanBytes = DEFAULT_LIMITS.span_bytes,
+    plain_bytes: PlainBytes = DEFAULT_LIMITS.plain_bytes,
+    since: Since = SINCE,
+    until: Until = "now",
+    service: Service = "",
+    min_duration: MinDuration = "",
+    limit: Limit = LIMIT,
+    token_file: TokenFile = None,
+    tenant: Tenant = "",
+) -> Limits:
+    """What the options say; raises `typer.BadParameter`."""
     now_ns = time.time_ns()
     try:
-        return Query(
+        query = Query(
             since_ns=instant_ns(since, now_ns),
             until_ns=instant_ns(until, now_ns),
             service=service,
@@ -67,3 +74,26 @@ def asked(
         )
     except QueryError as error:
         raise typer.BadParameter(str(error)) from error
+    return Limits(span_bytes, plain_bytes, query)
+
+
+def reading(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with these options in the place of its parameter `limits`.
+
+    Typer reads a command's options off its signature, so that is where they are put.
+    """
+    own, options = inspect.signature(command), inspect.signature(_limits)
+
+    @functools.wraps(command)
+    def called(**given: object) -> None:
+        asked: dict[str, Any] = {name: given.pop(name) for name in options.parameters}
+        command(**given, limits=_limits(**asked))
+
+    kept = [one for one in own.parameters.values() if one.name != "limits"]
+    every = [*kept, *options.parameters.values()]
+    shown: Any = called
+    shown.__signature__ = own.replace(
+        parameters=[one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in every]
+    )
+    shown.__annotations__ = {one.name: one.annotation for one in every}
+    return called

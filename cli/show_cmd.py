@@ -16,27 +16,13 @@ from pdtrace.analysis.atomic import atomic_file
 from pdtrace.analysis.find import NotFound, SeveralFound, find, request_name
 from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.load import Loaded, load
-from pdtrace.analysis.query import LIMIT, SINCE
 from pdtrace.analysis.report import milliseconds
 from pdtrace.analysis.report_style import COLOURS
 from pdtrace.analysis.show import Shown, as_json, show
 from pdtrace.analysis.show_html import page
 from pdtrace.analysis.show_text import SOFT, Line, lines, plain
 from pdtrace.analysis.sources import Limits, SourceError
-from pdtrace.cli.options import (
-    PLAIN_BYTES,
-    SPAN_BYTES,
-    Limit,
-    MinDuration,
-    PlainBytes,
-    Service,
-    Since,
-    SpanBytes,
-    Tenant,
-    TokenFile,
-    Until,
-    asked,
-)
+from pdtrace.cli.options import Sources, reading
 from pdtrace.tracing.ids import base_request_id
 
 LISTED = 20
@@ -45,13 +31,10 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@reading
 def show_command(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            help="Stores, files, directories of them, globs, addresses of Tempo or Jaeger."
-        ),
-    ],
+    sources: Sources,
+    limits: Limits,
     request: Annotated[
         str,
         typer.Argument(
@@ -69,23 +52,13 @@ def show_command(
     perfetto: Annotated[
         Path | None, typer.Option(help="Write a trace here that ui.perfetto.dev opens.")
     ] = None,
-    span_bytes: SpanBytes = SPAN_BYTES,
-    plain_bytes: PlainBytes = PLAIN_BYTES,
-    since: Since = SINCE,
-    until: Until = "now",
-    service: Service = "",
-    min_duration: MinDuration = "",
-    limit: Limit = LIMIT,
-    token_file: TokenFile = None,
-    tenant: Tenant = "",
 ) -> None:
     """Show one request as a waterfall, with a sentence for each phase.
 
     Exit status: 0 all well, 1 nothing could be read or no single request goes by that name, 3 the
     source said that its answer was cut.
     """
-    query = asked(since, until, service, min_duration, limit, token_file, tenant)
-    loaded = _load(sources, Limits(span_bytes, plain_bytes, query))
+    loaded = _load(sources, limits)
     label = _label(loaded.handoffs, request)
     shown = show(loaded.handoffs, label)
     if html is not None:

@@ -16,26 +16,12 @@ from pdtrace.analysis import report
 from pdtrace.analysis.clock_notes import limited
 from pdtrace.analysis.flat import flat, write_csv, write_parquet
 from pdtrace.analysis.load import Loaded, load
-from pdtrace.analysis.query import LIMIT, SINCE
 from pdtrace.analysis.report_html import page
 from pdtrace.analysis.selection import Selection, select
 from pdtrace.analysis.sources import Limits, SourceError
 from pdtrace.analysis.split import Split, split
 from pdtrace.analysis.summary import summarise
-from pdtrace.cli.options import (
-    PLAIN_BYTES,
-    SPAN_BYTES,
-    Limit,
-    MinDuration,
-    PlainBytes,
-    Service,
-    Since,
-    SpanBytes,
-    Tenant,
-    TokenFile,
-    Until,
-    asked,
-)
+from pdtrace.cli.options import Sources, reading
 from pdtrace.cli.tables import drawn
 from pdtrace.cli.time_range import HELP, TimeRange, TimeRangeError
 
@@ -43,13 +29,10 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@reading
 def split_command(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            help="Stores, files, directories of them, globs, addresses of Tempo or Jaeger."
-        ),
-    ],
+    sources: Sources,
+    limits: Limits,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per request and line, times in ns.")
     ] = False,
@@ -78,23 +61,13 @@ def split_command(
     window: Annotated[
         str | None, typer.Option(help=f"Only requests that arrived then: {HELP}")
     ] = None,
-    span_bytes: SpanBytes = SPAN_BYTES,
-    plain_bytes: PlainBytes = PLAIN_BYTES,
-    since: Since = SINCE,
-    until: Until = "now",
-    service: Service = "",
-    min_duration: MinDuration = "",
-    limit: Limit = LIMIT,
-    token_file: TokenFile = None,
-    tenant: Tenant = "",
 ) -> None:
     """Split the time to first token of each request into waits that sum to it exactly.
 
     Exit status: 0 all well, 1 nothing could be read or none selected, 3 the source said that its
     answer was cut.
     """
-    query = asked(since, until, service, min_duration, limit, token_file, tenant)
-    loaded = _load(sources, Limits(span_bytes, plain_bytes, query))
+    loaded = _load(sources, limits)
     chosen = Selection(
         models=tuple(model or ()),
         modes=tuple(mode or ()),

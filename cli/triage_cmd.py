@@ -27,7 +27,7 @@ from pdtrace.analysis.triage_words import (
     links,
     verdict_sentences,
 )
-from pdtrace.cli.options import PLAIN_BYTES, SPAN_BYTES, PlainBytes, SpanBytes
+from pdtrace.cli.options import Sources, reading
 from pdtrace.cli.tables import drawn
 from pdtrace.cli.time_range import HELP, TimeRange, TimeRangeError
 
@@ -35,8 +35,10 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@reading
 def triage_command(
-    sources: Annotated[list[str], typer.Argument(help="What `pdtrace split` reads.")],
+    sources: Sources,
+    limits: Limits,
     slo_ms: Annotated[
         float | None, typer.Option(help="Slow: a TTFT of more milliseconds than this.")
     ] = None,
@@ -63,8 +65,6 @@ def triage_command(
     html: Annotated[
         Path | None, typer.Option(help="Write one self-contained HTML page here.")
     ] = None,
-    span_bytes: SpanBytes = SPAN_BYTES,
-    plain_bytes: PlainBytes = PLAIN_BYTES,
 ) -> None:
     """Name the phase, the place and the time that explain slow first tokens, or say that none does.
 
@@ -79,7 +79,6 @@ def triage_command(
             TimeRange.parse(text) if text is not None else None
             for text in (window, baseline_window)
         )
-        limits = Limits(span_bytes, plain_bytes)
         healthy = [_load(baseline, chosen, limits)] if baseline else []
         every = _load(sources, chosen, limits)
         found = _triage(every, objective, trouble, before, healthy)
