@@ -42,7 +42,7 @@ would lie above.</p>$quantiles</section>
 <section><h2>$phase_title</h2><p class="soft">Exposed: time the phase owned. Hidden, in brackets:
 time it was active while something of higher priority owned the time.</p>$means</section>
 <section><h2>Slowest requests</h2><p class="soft">Lanes: router, prefill engine (P), decode engine
-(D). Hatched pieces are hidden: they cost nothing, because something else owned that time.</p>
+(D). Hatched pieces are hidden: another phase owned that time.</p>
 $waterfalls</section>$kinds
 <section><h2>What each number means</h2><p class="soft">In order of priority. Completion is
 polled, at best once a millisecond and often once per engine step, so transfer is an upper
