@@ -60,18 +60,18 @@ def stacked_bars(bars: Sequence[Bar]) -> str:
     height = len(bars) * (BAR + 14) + 30
     rows = [_stacked(bar, 4 + place * (BAR + 14), scale) for place, bar in enumerate(bars)]
     axis = _axis(longest, scale, height - 26)
-    return _svg(height, "Mean time to first token by mode", axis + "".join(rows))
+    return svg(height, "Mean time to first token by mode", axis + "".join(rows))
 
 
 def _stacked(bar: Bar, top: float, scale: float) -> str:
     middle = top + BAR / 2
-    drawn = [_text(LABEL - 10, middle, bar.label, "end", "lane")]
+    drawn = [text_at(LABEL - 10, middle, bar.label, "end", "lane")]
     at = 0.0
     for phase, length in bar.parts.items():
         tip = f"{phase} ({phases.CLASS_OF[phase]}): {milliseconds(length)} ms"
         drawn.append(_rect(phase, LABEL + at * scale, top, length * scale, BAR, tip))
         at += length
-    drawn.append(_text(LABEL + at * scale + 8, middle, bar.total, "start", "total"))
+    drawn.append(text_at(LABEL + at * scale + 8, middle, bar.total, "start", "total"))
     return "".join(drawn)
 
 
@@ -91,7 +91,7 @@ def waterfall(
     for lane, label in lanes.items():
         rows = stacked_rows([piece for piece in pieces if piece.lane == lane])
         height = max(len(rows), 1) * LANE
-        drawn.append(_text(LABEL - 10, top + height / 2, label, "end", "lane"))
+        drawn.append(text_at(LABEL - 10, top + height / 2, label, "end", "lane"))
         drawn.append(_line(LABEL, LABEL + PLOT, top + height + 2))
         for place, row in enumerate(rows):
             drawn += [_piece(piece, top + place * LANE, scale) for piece in row]
@@ -100,7 +100,7 @@ def waterfall(
             drawn += [_whisker(whisker, top + place * LANE, scale) for whisker in mine]
         top += height + 6
     axis = _axis(ttft_ns, scale, top + 2)
-    return _svg(top + 30, "Timeline of one request", axis + "".join(drawn))
+    return svg(top + 30, "Timeline of one request", axis + "".join(drawn))
 
 
 def _piece(piece: Piece, top: float, scale: float) -> str:
@@ -149,7 +149,7 @@ def _axis(longest_ns: float, scale: float, top: float) -> str:
         x = LABEL + place * step * scale
         marks.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{top:.1f}"/>')
         unit = " ms" if place == 0 else ""
-        marks.append(_text(x, top + 12, f"{place * step / 1e6:,g}{unit}", "middle", "tick"))
+        marks.append(text_at(x, top + 12, f"{place * step / 1e6:,g}{unit}", "middle", "tick"))
     return "".join(marks)
 
 
@@ -172,11 +172,12 @@ def _rect(
         drawn += f'<rect class="hatch" {shape}/>'
     name = ""
     if width > len(phase) * CHARACTER + 6:
-        name = _text(x + width / 2, y + height / 2, phase, "middle", "onhid" if hidden else "on")
+        name = text_at(x + width / 2, y + height / 2, phase, "middle", "onhid" if hidden else "on")
     return f"<g><title>{escape(tip)}</title>{drawn}{name}</g>"
 
 
-def _text(x: float, y: float, words: str, anchor: str, class_: str) -> str:
+def text_at(x: float, y: float, words: str, anchor: str, class_: str = "") -> str:
+    """Words whose middle lies at `y`; `anchor`: which of their ends lies at `x`."""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
     return f'<text class="{class_}" {place} dominant-baseline="central">{escape(words)}</text>'
 
@@ -185,6 +186,7 @@ def _line(left: float, right: float, y: float) -> str:
     return f'<line class="rule" x1="{left}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
 
 
-def _svg(height: float, label: str, body: str) -> str:
+def svg(height: float, label: str, body: str) -> str:
+    """A picture `WIDTH` wide; `label` says what it is to whoever cannot see it."""
     box = f'viewBox="0 0 {WIDTH} {height:.0f}"'
     return f'<svg {box} role="img" aria-label="{escape(label)}">{body}</svg>'

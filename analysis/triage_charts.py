@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Final, NamedTuple
 
-from pdtrace.analysis.charts import milliseconds
+from pdtrace.analysis.charts import WIDTH, milliseconds, svg, text_at
 
-WIDTH: Final = 1000
 LABEL: Final = 250
 LETTERS: Final = 34
 RIGHT: Final = 20
@@ -51,7 +50,7 @@ def ranges(bars: Sequence[Range], unit: str, threshold: float | None = None) -> 
         left, right = sorted((x(0), x(bar.value)))
         drawn.append(
             f"<g><title>{escape(bar.tip)}</title>"
-            f"{_text(LABEL - 10, middle, _short(bar.label), 'end')}"
+            f"{text_at(LABEL - 10, middle, _short(bar.label), 'end')}"
             f'<rect class="{bar.class_}" x="{left:.1f}" y="{middle - 7:.1f}" '
             f'width="{max(right - left, 0.8):.1f}" height="14"/>'
             f'<path class="whisker" d="M{x(bar.low):.1f},{middle:.1f} H{x(bar.high):.1f} '
@@ -62,11 +61,11 @@ def ranges(bars: Sequence[Range], unit: str, threshold: float | None = None) -> 
         lines.append(_upright(x(threshold), bottom, "threshold"))
     ends = {0.0: f"0 {unit}", high: f"{high:,.0f}", threshold: f"{threshold or 0:,.0f}"}
     marks = [
-        _text(x(at), bottom + 12, words, "middle" if at < high else "end", "tick")
+        text_at(x(at), bottom + 12, words, "middle" if at < high else "end", "tick")
         for at, words in ends.items()
         if at is not None
     ]
-    return _svg(bottom + 24, f"Bars in {unit}", "".join((*lines, *drawn, *marks)))
+    return svg(bottom + 24, f"Bars in {unit}", "".join((*lines, *drawn, *marks)))
 
 
 def _short(label: str) -> str:
@@ -99,26 +98,16 @@ def over_time(points: Sequence[tuple[int, float]], marks: Sequence[Mark], class_
         side = "start" if at < WIDTH / 2 else "end"
         shift = 6 if side == "start" else -6
         row = 8 + 14 * list(marks).index(mark)
-        drawn.append(_upright(at, FLOOR, mark.class_) + _text(at + shift, row, mark.words, side))
+        drawn.append(_upright(at, FLOOR, mark.class_) + text_at(at + shift, row, mark.words, side))
     axis = [
         f'<line class="rule" x1="{left}" x2="{WIDTH - RIGHT}" y1="{FLOOR}" y2="{FLOOR}"/>',
-        _text(left - 8, 30, f"{milliseconds(top)} ms", "end", "tick"),
-        _text(left - 8, FLOOR, "0", "end", "tick"),
-        _text(left, FLOOR + 14, "start", "start", "tick"),
-        _text(WIDTH - RIGHT, FLOOR + 14, f"{(last - first) / 1e9:,.0f} s later", "end", "tick"),
+        text_at(left - 8, 30, f"{milliseconds(top)} ms", "end", "tick"),
+        text_at(left - 8, FLOOR, "0", "end", "tick"),
+        text_at(left, FLOOR + 14, "start", "start", "tick"),
+        text_at(WIDTH - RIGHT, FLOOR + 14, f"{(last - first) / 1e9:,.0f} s later", "end", "tick"),
     ]
-    return _svg(HEIGHT, "Median over time", "".join((*axis, *drawn)))
-
-
-def _text(x: float, y: float, words: str, anchor: str, class_: str = "") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text class="{class_}" {place} dominant-baseline="central">{escape(words)}</text>'
+    return svg(HEIGHT, "Median over time", "".join((*axis, *drawn)))
 
 
 def _upright(x: float, bottom: float, class_: str) -> str:
     return f'<line class="{class_}" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{bottom:.1f}"/>'
-
-
-def _svg(height: float, label: str, body: str) -> str:
-    box = f'viewBox="0 0 {WIDTH} {height:.0f}"'
-    return f'<svg {box} role="img" aria-label="{escape(label)}">{body}</svg>'

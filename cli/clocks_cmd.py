@@ -1,6 +1,5 @@
 """`pdtrace clocks`: how far the clocks of the hosts are apart, and how well that is known."""
 
-import os
 import sys
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from pdtrace.analysis.clocks import DRIFT_PPM
 from pdtrace.analysis.load import Loaded, load
 from pdtrace.analysis.sources import Limits, SourceError
 from pdtrace.cli.options import Sources, reading
+from pdtrace.cli.output import failure, finish, standard_output
 from pdtrace.cli.tables import drawn
 
 app = typer.Typer(add_completion=False)
@@ -39,29 +39,21 @@ def clocks(
     try:
         loaded = load(sources, limits, drift_ppm)
     except SourceError as error:
-        typer.echo(f"pdtrace clocks: {error}", err=True)
-        raise typer.Exit(1) from None
+        raise failure("clocks", str(error)) from None
     names = clock_report.clock_names(loaded.table.spans)
     pairs = [] if loaded.clocks is None else pairs_of(loaded.clocks)
     if as_json:
         _print_json(pairs, names)
     else:
         _print_tables(loaded, pairs, names)
-    for note in loaded.notes:
-        typer.echo(f"note: {note}", err=True)
-    if loaded.partial:
-        raise typer.Exit(3)
+    finish(loaded.notes, loaded.partial)
 
 
 def _print_json(pairs: list[PairOfClocks], names: dict[str, str]) -> None:
-    try:
+    with standard_output():
         for pair in pairs:
             line = orjson.dumps(clock_report.pair_object(pair, names))
             sys.stdout.buffer.write(line + b"\n")
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:  # the reader has enough; Python would complain once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
 
 
 def _print_tables(loaded: Loaded, pairs: list[PairOfClocks], names: dict[str, str]) -> None:

@@ -1,9 +1,8 @@
 """`pdtrace export`: traces as OTLP JSON lines, or as the spans table in Parquet."""
 
-import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -12,6 +11,7 @@ from pdtrace.analysis.export import json_lines, to_parquet
 from pdtrace.analysis.parquet import ParquetError
 from pdtrace.analysis.sources import Limits, SourceError
 from pdtrace.cli.options import Sources, reading
+from pdtrace.cli.output import failure, finish, standard_output
 
 app = typer.Typer(add_completion=False)
 
@@ -34,7 +34,7 @@ def export(
     was cut.
     """
     if (otlp_json is None) == (parquet is None):
-        _fail("say what to write: either --otlp-json FILE or --parquet DIR")
+        raise failure("export", "say what to write: either --otlp-json FILE or --parquet DIR")
     notes: list[str] = []
     partial = False
     try:
@@ -46,24 +46,15 @@ def export(
             with atomic_file(Path(otlp_json or "")) as file:
                 file.writelines(json_lines(sources, notes))
     except SourceError as error:
-        _fail(str(error))
+        raise failure("export", str(error)) from None
     except (OSError, ParquetError) as error:
-        _fail(f"cannot write {parquet or otlp_json}: {getattr(error, 'strerror', '') or error}")
-    for note in notes:
-        typer.echo(f"note: {note}", err=True)
-    if partial:
-        raise typer.Exit(3)
+        raise failure(
+            "export",
+            f"cannot write {parquet or otlp_json}: {getattr(error, 'strerror', '') or error}",
+        ) from None
+    finish(notes, partial)
 
 
 def _to_stdout(sources: list[str], notes: list[str]) -> None:
-    try:
+    with standard_output():
         sys.stdout.buffer.writelines(json_lines(sources, notes))
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:  # the reader has enough; Python would complain once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
-
-
-def _fail(sentence: str) -> NoReturn:
-    typer.echo(f"pdtrace export: {sentence}", err=True)
-    raise typer.Exit(1)

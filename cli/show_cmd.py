@@ -1,10 +1,9 @@
 """`pdtrace show`: one request as a waterfall, with a sentence for each phase."""
 
-import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import orjson
 import pandas as pd
@@ -12,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from pdtrace.analysis.atomic import atomic_file
 from pdtrace.analysis.find import NotFound, SeveralFound, find, request_name
 from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.load import Loaded, load
@@ -23,11 +21,13 @@ from pdtrace.analysis.show_html import page
 from pdtrace.analysis.show_text import SOFT, Line, lines, plain
 from pdtrace.analysis.sources import Limits, SourceError
 from pdtrace.cli.options import Sources, reading
+from pdtrace.cli.output import failure, finish, standard_output, write
 from pdtrace.tracing.ids import base_request_id
 
 LISTED = 20
 
 app = typer.Typer(add_completion=False)
+_NAME: Final = "show"
 
 
 @app.command()
@@ -62,35 +62,32 @@ def show_command(
     label = _label(loaded.handoffs, request)
     shown = show(loaded.handoffs, label)
     if html is not None:
-        _write(html, page(shown, sources, loaded.notes).encode())
+        write(_NAME, html, page(shown, sources, loaded.notes).encode())
     if perfetto is not None:
-        _write(perfetto, _trace(loaded, label, shown))
+        write(_NAME, perfetto, _trace(loaded, label, shown))
     if as_json_:
-        sys.stdout.buffer.write(orjson.dumps(as_json(shown)) + b"\n")
-        sys.stdout.buffer.flush()
+        with standard_output():
+            sys.stdout.buffer.write(orjson.dumps(as_json(shown)) + b"\n")
     else:
         _print(shown)
-    for note in loaded.notes:
-        typer.echo(f"note: {note}", err=True)
-    if loaded.partial:
-        raise typer.Exit(3)
+    finish(loaded.notes, loaded.partial)
 
 
 def _load(sources: list[str], limits: Limits) -> Loaded:
     try:
         return load(sources, limits)
     except SourceError as error:
-        raise _failure(str(error)) from None
+        raise failure(_NAME, str(error)) from None
 
 
 def _label(handoffs: Handoffs, wanted: str) -> str:
     try:
         return find(handoffs.requests, handoffs.spans, wanted, (base_request_id(wanted),))
     except NotFound as error:
-        raise _failure(plain(str(error))) from None
+        raise failure(_NAME, plain(str(error))) from None
     except SeveralFound as error:
         sentence = f"{plain(str(error))}; name one of them as it stands here:"
-        raise _failure("\n".join([sentence, *_listing(handoffs, error.labels)])) from None
+        raise failure(_NAME, "\n".join([sentence, *_listing(handoffs, error.labels)])) from None
 
 
 def _listing(handoffs: Handoffs, labels: list[str]) -> list[str]:
@@ -114,20 +111,16 @@ def _trace(loaded: Loaded, label: str, shown: Shown) -> bytes:
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("perfetto"):
             raise
-        raise _failure("--perfetto needs pip install 'pdtrace[perfetto]'") from None
+        raise failure(_NAME, "--perfetto needs pip install 'pdtrace[perfetto]'") from None
     return trace(loaded.handoffs, loaded.table, label, shown.pieces)
 
 
 def _print(shown: Shown) -> None:
     width = shutil.get_terminal_size((80, 24)).columns
     console = Console(width=max(width, 60), highlight=False, soft_wrap=True)
-    try:
+    with standard_output():
         for line in lines(shown, width):
             console.print(_rich(line), end="\n")
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has enough; Python would complain once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
 
 
 def _rich(line: Line) -> Text:
@@ -135,16 +128,3 @@ def _rich(line: Line) -> Text:
     whole = "".join(run.text for run in line).rstrip()
     text = Text.assemble(*((run.text, styles.get(run.style, run.style)) for run in line))
     return text[: len(whole)] if len(text) > len(whole) else text
-
-
-def _write(path: Path, content: bytes) -> None:
-    try:
-        with atomic_file(path) as file:
-            file.write(content)
-    except OSError as error:
-        raise _failure(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _failure(sentence: str) -> typer.Exit:
-    typer.echo(f"pdtrace show: {sentence}", err=True)
-    return typer.Exit(1)

@@ -1,11 +1,9 @@
 """`pdtrace split`: where each first token waited."""
 
-import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import pandas as pd
 import typer
@@ -22,10 +20,12 @@ from pdtrace.analysis.sources import Limits, SourceError
 from pdtrace.analysis.split import Split, split
 from pdtrace.analysis.summary import summarise
 from pdtrace.cli.options import Sources, reading
+from pdtrace.cli.output import failure, finish, standard_output, write
 from pdtrace.cli.tables import drawn
 from pdtrace.cli.time_range import HELP, TimeRange, TimeRangeError
 
 app = typer.Typer(add_completion=False)
+_NAME: Final = "split"
 
 
 @app.command()
@@ -76,36 +76,38 @@ def split_command(
     )
     done = _select(split(loaded.handoffs), chosen, window)
     if html is not None:
-        text = page(loaded.handoffs, done, sources, loaded.notes)
-        _write(html, lambda: html.write_text(text, encoding="utf-8"))
-    if csv is not None:
-        _write(csv, lambda: write_csv(csv, flat(done)))
-    if parquet is not None:
-        _write(parquet, lambda: write_parquet(parquet, flat(done)))
+        write(_NAME, html, page(loaded.handoffs, done, sources, loaded.notes).encode())
+    _write_rows(done, csv, parquet)
     if as_json:
         _print_json(done)
     else:
         print_tables(done, Console())
-    for note in loaded.notes:
-        typer.echo(f"note: {note}", err=True)
-    if loaded.partial:
-        raise typer.Exit(3)
+    finish(loaded.notes, loaded.partial)
 
 
 def _load(sources: list[str], limits: Limits) -> Loaded:
     try:
         return load(sources, limits)
     except SourceError as error:
-        raise _failure(str(error)) from None
+        raise failure(_NAME, str(error)) from None
+
+
+def _write_rows(done: Split, csv: Path | None, parquet: Path | None) -> None:
+    if csv is None and parquet is None:
+        return
+    rows = flat(done)
+    for path, write_as in ((csv, write_csv), (parquet, write_parquet)):
+        if path is None:
+            continue
+        try:
+            write_as(path, rows)
+        except OSError as error:
+            raise failure(_NAME, f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _print_json(done: Split) -> None:
-    try:
+    with standard_output():
         sys.stdout.buffer.writelines(line + b"\n" for line in report.json_lines(done))
-        sys.stdout.buffer.flush()
-    except BrokenPipeError:  # the reader has enough; Python would complain once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(1) from None
 
 
 def print_tables(done: Split, console: Console) -> None:
@@ -128,21 +130,9 @@ def _select(done: Split, chosen: Selection, window: str | None) -> Split:
         try:
             since, until = TimeRange.parse(window).at(int(newest))
         except TimeRangeError as error:
-            raise _failure(str(error)) from None
+            raise failure(_NAME, str(error)) from None
         chosen = replace(chosen, since_ns=since, until_ns=until)
     found = select(done, chosen)
     if found.requests.empty:
-        raise _failure(f"none of {len(done.requests)} requests is what was asked for")
+        raise failure(_NAME, f"none of {len(done.requests)} requests is what was asked for")
     return found
-
-
-def _write(path: Path, write: Callable[[], object]) -> None:
-    try:
-        write()
-    except OSError as error:
-        raise _failure(f"cannot write {path}: {error.strerror}") from None
-
-
-def _failure(sentence: str) -> typer.Exit:
-    typer.echo(f"pdtrace split: {sentence}", err=True)
-    return typer.Exit(1)

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import orjson
 import pandas as pd
@@ -28,10 +28,12 @@ from pdtrace.analysis.triage_words import (
     verdict_sentences,
 )
 from pdtrace.cli.options import Sources, reading
+from pdtrace.cli.output import failure, finish, standard_output, write
 from pdtrace.cli.tables import drawn
 from pdtrace.cli.time_range import HELP, TimeRange, TimeRangeError
 
 app = typer.Typer(add_completion=False)
+_NAME: Final = "triage"
 
 
 @app.command()
@@ -83,19 +85,16 @@ def triage_command(
         every = _load(sources, chosen, limits)
         found = _triage(every, objective, trouble, before, healthy)
     except (SourceError, TimeRangeError) as error:
-        raise _failure(str(error)) from None
+        raise failure(_NAME, str(error)) from None
     notes = [note for loaded in (every, *healthy) for note in loaded.notes]
     if html is not None:
-        _write(html, page(found, sources, notes))
+        write(_NAME, html, page(found, sources, notes).encode())
     if as_json:
-        sys.stdout.buffer.write(orjson.dumps(json_object(found)) + b"\n")
-        sys.stdout.buffer.flush()
+        with standard_output():
+            sys.stdout.buffer.write(orjson.dumps(json_object(found)) + b"\n")
     else:
         print_triage(found, Console())
-    for note in notes:
-        typer.echo(f"note: {note}", err=True)
-    if any(loaded.partial for loaded in (every, *healthy)):
-        raise typer.Exit(3)
+    finish(notes, any(loaded.partial for loaded in (every, *healthy)))
 
 
 def _objective(slo_ms: float | None, slowest: str | None) -> Objective:
@@ -190,15 +189,3 @@ def print_triage(found: Triage, console: Console) -> None:
     for table in tables(found):
         console.print(f"\n[bold]{escape(table.title)}[/bold]")
         console.print(drawn(table))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise _failure(f"cannot write {path}: {error.strerror}") from None
-
-
-def _failure(sentence: str) -> typer.Exit:
-    typer.echo(f"pdtrace triage: {sentence}", err=True)
-    return typer.Exit(1)
