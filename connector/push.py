@@ -1,5 +1,6 @@
 """`NixlPushConnector` with hooks: D registers its blocks, P's writer thread WRITEs into them."""
 
+import threading
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,6 +31,14 @@ def _rank_of(registration: dict[str, Any]) -> int | None:
     return rank if isinstance(rank, int) else None
 
 
+class _Outgoing(threading.local):
+    """The registration that a thread is sending; heartbeats leave by the same call, elsewhere."""
+
+    sent_bytes = 0
+    last_ns = 0
+    """When NIXL was given it for the last of P's ranks so far."""
+
+
 class PushWorkerHooks(WorkerHooks):
     """What a push worker knows: registrations sent and received, the match, the WRITEs."""
 
@@ -48,7 +57,7 @@ class PushWorkerHooks(WorkerHooks):
         """D's request id to the registrations drained on P that wait for blocks."""
         self._late: dict[str, int] = {}
         """D's request id to how many of its ranks have yet to register: one was enough."""
-        self._registration_bytes = 0
+        self._outgoing = _Outgoing()
 
     def install(self, seams: Seams, guard: Guard) -> None:
         super().install(seams, guard)
@@ -116,21 +125,25 @@ class PushWorkerHooks(WorkerHooks):
 
     def _sending(self, _req_id: str, registration: dict[str, Any], *_: Any) -> None:
         """Just before it is encoded: say which rank it comes from."""
-        self._registration_bytes = 0
+        self._outgoing.sent_bytes = 0
         rank = {sc.REGISTRATION_TP_RANK: int(self._worker.tp_rank)}
         # A dictionary of its own: ranks in one process are given the same registration.
         registration[sc.REGISTRATION_KEY] = {**registration.get(sc.REGISTRATION_KEY, {}), **rank}
 
     def _notifying(self, _agent: str, notif_msg: bytes = b"", *_: Any, **__: Any) -> None:
-        self._registration_bytes += len(notif_msg)
+        self._outgoing.sent_bytes += len(notif_msg)
+        self._outgoing.last_ns = self._recorder.now()
 
     def _sent(self, _: Any, req_id: str, *__: Any) -> None:
-        """Sent to every rank of P; without a byte sent there was nobody to send it to."""
+        """Sent to every rank of P; without a byte sent there was nobody to send it to.
+
+        Sent is when NIXL was given it, not when NIXL returned: P may have it before that.
+        """
         if self.has_failed():
             return
-        if self._registration_bytes:
-            data = {sc.REGISTRATION_BYTES: self._registration_bytes}
-            self._record(ev.REGISTRATION_SENT, req_id, data)
+        if self._outgoing.sent_bytes:
+            data = {sc.REGISTRATION_BYTES: self._outgoing.sent_bytes}
+            self._recorder.record_at(ev.REGISTRATION_SENT, self._outgoing.last_ns, req_id, data)
         else:
             self.fail(req_id, sc.ERROR_REGISTRATION_FAILED)
 

@@ -10,6 +10,8 @@ from recorded_runs import Arm, Run, Runs
 from skew import Skew, by_role, skewed
 
 from pdtrace.analysis.alignment import align
+from pdtrace.analysis.attempts import own_spans
+from pdtrace.analysis.clock_evidence import messages
 from pdtrace.analysis.clock_pairs import pairs_of
 from pdtrace.analysis.handoffs import join
 from pdtrace.analysis.split import split
@@ -19,6 +21,7 @@ from pdtrace.tracing import semconv as sc
 pytestmark = pytest.mark.e2e
 
 HOST = Skew("host")
+THREE = {role: Skew(role) for role in (sc.ROLE_ROUTER, sc.ROLE_PREFILL, sc.ROLE_DECODE)}
 DRIFT_PPB = 30_000
 
 
@@ -26,6 +29,15 @@ def off_clock(run: Run) -> Skew:
     """1.7 s behind when the run begins, and 30 us a second faster."""
     begun = min(span.start_ns for span in run.records)
     return Skew("other", -1_700_000_000 - DRIFT_PPB * (begun - EPOCH_NS) // 10**9, DRIFT_PPB)
+
+
+@pytest.mark.parametrize("arm", [Arm("push"), Arm("pull")], ids=str)
+def test_nothing_is_received_before_it_was_sent(arm: Arm, runs: Runs) -> None:
+    """On one clock every message of a real run took time, however busy the machine was."""
+    table = build(skewed(runs.get(arm).records, by_role(**THREE)))
+    found = messages(own_spans(table.spans), table.events)
+    assert found["kind"].nunique() >= 4
+    assert found[found["received_ns"] < found["sent_ns"]].to_dict("records") == []
 
 
 @pytest.mark.parametrize("off", [sc.ROLE_PREFILL, sc.ROLE_DECODE])

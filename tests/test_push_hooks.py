@@ -106,6 +106,21 @@ def test_push_with_the_registration_first(push: Pair) -> None:
     assert push.p.hooks.take_notes().outcomes == {P_ID: sc.LEASE_WRITTEN}
 
 
+def test_a_registration_is_sent_when_nixl_is_given_it(push: Pair) -> None:
+    """P may have it before NIXL returns, so the return is no bound on when P received it."""
+    shake_hands(push)
+    agent = push.d.worker.nixl_wrapper
+    prompt = agent.send_notif
+
+    def fake_late_return(*args: Any, **kwargs: Any) -> None:
+        prompt(*args, **kwargs)
+        push.at(700)
+
+    agent.send_notif = fake_late_return
+    register(push, [3, 4])
+    assert shape(push.d.finish()) == [(sc.SPAN_REGISTRATION, 20, 30)]
+
+
 def test_push_with_the_blocks_first(push: Pair) -> None:
     """The match begins with the blocks; D sees the notification and says from which rank."""
     shake_hands(push)
