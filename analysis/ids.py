@@ -1,22 +1,13 @@
-"""Ids of spans and traces: what spellings of them mean, and how many of them compare at once."""
+"""Ids of spans and traces: what their spellings mean."""
 
 import base64
 import re
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-
 TRACE_ID_BYTES: Final = 16
 SPAN_ID_BYTES: Final = 8
 _HEX: Final = re.compile(r"(?:0[xX])?([0-9a-fA-F]+)")
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_AT_A_TIME: Final = 1 << 15
-_FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
-
-Keys = npt.NDArray[np.uint64]
 
 
 def hex_id(text: object, size: int) -> str:
@@ -51,38 +42,3 @@ def _other_spelling(text: str, size: int) -> str:
     except ValueError:
         return ""
     return raw.hex() if len(raw) == size and any(raw) else ""
-
-
-def fingerprints(trace_ids: pa.ChunkedArray, span_ids: pa.ChunkedArray) -> Keys:
-    """64 bits for each span (uint64, shape (n,)): equal ids give equal ones, others hardly ever."""
-    return numbers(trace_ids) * _FACTOR ^ numbers(span_ids)
-
-
-def numbers(ids: pa.Array | pa.ChunkedArray) -> Keys:
-    """The last 16 hex digits of each id as a number, 0 for an empty one."""
-    found = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
-    if isinstance(found, pa.ChunkedArray):
-        found = found.chunk(0) if found.num_chunks else pa.array([], ids.type)
-    if pa.types.is_dictionary(found.type):
-        codes = found.indices.to_numpy(zero_copy_only=False)
-        values = _of_texts(found.dictionary)
-        return values[codes] if len(values) else np.zeros(len(codes), np.uint64)
-    return _of_texts(found)
-
-
-def _of_texts(texts: pa.Array) -> Keys:
-    parts = [_of_some(texts.slice(at, _AT_A_TIME)) for at in range(0, len(texts), _AT_A_TIME)]
-    return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
-
-
-def _of_some(texts: pa.Array) -> Keys:
-    ends = pc.utf8_slice_codeunits(texts, -16, None)
-    joined = "".join(pc.utf8_lpad(ends, 16, "0").to_pylist()).encode()
-    if len(joined) != 16 * len(texts):  # not hex
-        return np.array([hash(text) & 0xFFFFFFFFFFFFFFFF for text in texts.to_pylist()], np.uint64)
-    characters = np.frombuffer(joined, dtype=np.uint8).reshape(-1, 16)
-    digits = np.where(characters >= 97, characters - 87, characters & 15).astype(np.uint64)
-    found = np.zeros(len(texts), np.uint64)
-    for place in range(16):
-        found = found << np.uint64(4) | digits[:, place]
-    return found

@@ -22,7 +22,7 @@ from pdtrace.analysis.columns import (
     SPAN_SCHEMA,
     Columns,
 )
-from pdtrace.analysis.ids import fingerprints
+from pdtrace.analysis.keys import fingerprints
 from pdtrace.analysis.records import SpanRecord
 from pdtrace.analysis.schema import (
     EVENT_COLUMNS,

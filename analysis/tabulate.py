@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pdtrace.analysis.ids import numbers
+from pdtrace.analysis.keys import numbers
 from pdtrace.analysis.sources import DEFAULT_LIMITS, plural
 from pdtrace.analysis.store import Batch, Limits, Reading, SourceError
 from pdtrace.analysis.table import Copies, SpansTable, TableBuilder

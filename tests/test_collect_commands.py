@@ -69,6 +69,16 @@ def test_collect_until_told_to_stop(tmp_path: Path, number: int) -> None:
     assert counts.startswith("stored 1 message with 8 spans; rejected 0")
 
 
+def test_the_collector_starts_without_the_libraries_of_the_analysis() -> None:
+    """They are in another extra, and take a second to import."""
+    code = (
+        "import sys, pdtrace.cli.collect_cmd\n"
+        "raise SystemExit(', '.join({'numpy', 'pandas', 'pyarrow'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.strip() == ""
+
+
 def test_killed_collector_keeps_what_it_acknowledged(tmp_path: Path) -> None:
     """SIGKILL right after an answer costs nothing."""
     with collecting(tmp_path / "store", tmp_path / "ready") as process:
