@@ -60,6 +60,7 @@ def apply() -> None:
     fork_workers()
     inspect_model_here()
     keep_heap_frozen()
+    keep_logging()
     name_shared_memory()
     rest_while_waiting()
 
@@ -136,6 +137,14 @@ def keep_heap_frozen() -> None:
     vLLM unfreezes before its collections at shutdown, which then take three seconds.
     """
     gc.unfreeze = lambda: None
+
+
+def keep_logging() -> None:
+    """Log as the engine server was told to when it imported vLLM.
+
+    To set it up again Python clears the caches of a thousand loggers a thousand times.
+    """
+    os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
 
 
 def name_shared_memory() -> None:

@@ -39,6 +39,14 @@ def plain_answers(
         return [text(complete(url, plain.model, prompt)) for prompt in PROMPTS]
 
 
+def test_engines_find_everything_imported(engine_server: EngineServer) -> None:
+    """The engine server has imported all that vLLM asks for later, and has no thread of its own."""
+    engine_server.wait_preloaded(120)
+    log = engine_server.log.read_text(encoding="utf-8")
+    assert "itself" not in log and "threads" not in log
+    assert os.listdir(f"/proc/{engine_server.pid}/task") == [str(engine_server.pid)]
+
+
 @pytest.mark.parametrize("mode", ["push", "pull"])
 def test_handed_over_answers_are_those_of_one_engine(
     mode: Mode, engine_server: EngineServer, tmp_path: Path, plain_answers: list[str]

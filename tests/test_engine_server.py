@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,36 @@ def test_nothing_outlives_a_killed_server(tmp_path: Path) -> None:
         assert eventually(lambda: leftovers([process.pid]) == [])
         with pytest.raises(ProcessError, match="engine server"):
             server.execute("late", [sys.executable], {}, tmp_path / "log", stage=0)
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "written"),
+    [
+        ("pass", 0, ""),
+        ("raise SystemExit", 0, ""),
+        ("raise SystemExit(3)", 3, ""),
+        ("raise SystemExit('no such model')", 1, "no such model"),
+        ("raise ValueError('bad block size')", 1, "ValueError: bad block size"),
+    ],
+)
+def test_an_engine_ends_as_python_ends(program: str, status: int, written: str) -> None:
+    """Its status and last words; threads are waited for and exit handlers run, in this order."""
+    code = (
+        "import atexit, threading, time\n"
+        "from pdtrace.connector.engine_server import end, status_of\n"
+        "atexit.register(print, 'exit handler')\n"
+        "def work():\n"
+        "    time.sleep(0.1)\n"
+        "    print('thread')\n"
+        "threading.Thread(target=work).start()\n"
+        "def program():\n"
+        f"    {program}\n"
+        "end(status_of(program))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert done.stdout.split("\n") == ["thread", "exit handler", ""]
+    assert done.stderr.strip().rpartition("\n")[2] == written
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ ONLY_IN: dict[str, dict[str, tuple[str, ...]]] = {
         "notes": _HOST,
         "engine_server": ("vllm", "nixl"),
         "cpu_rig": ("vllm", "nixl"),
+        "preload": _HOST,
         "doctor_otlp": ("grpc",),
         "demo_model": ("torch", "transformers", "tokenizers", "safetensors"),
         "router*": _SERVER,
