@@ -1,24 +1,30 @@
 """What tracing costs a serving pair: the same requests traced, untraced, and with vLLM's own spans.
 
-    python benchmarks/overhead.py [--json] [--rounds 10] [--mode push] [--layout uni]
+    python benchmarks/overhead.py [--json] [--rounds 6] [--mode push] [--layout uni]
 
-A round has four clusters of one prefill and one decode engine side by side: an untraced one, one
-traced by pdtrace, one by vLLM's `--otlp-traces-endpoint`, and a second untraced one. They take
-turns, one request each, forwards and then backwards, so that a machine whose speed changes from
-second to second is as fast for all. Which cluster starts first makes it a few percent dearer or
-cheaper; the traced ones therefore stand between the two untraced ones and change places from round
-to round, and a ratio is to the geometric mean of both untraced ones. The ratio of these two says
-what a difference of nothing looks like. One request at a time is the dearest case: nobody shares
-the cost of a step. Prefill engines run on the first core and decode engines on the last: two cores
-of a virtual machine are seldom equally fast. CPU is that of EngineCore and worker processes from
-the first turn until the last span is sent, so that of three idle turns too; `all_cpu` counts the
-API servers as well, where vLLM's own spans are made. Every round is of fresh processes; what is
-printed is the geometric mean over rounds with its 95 % t-interval.
+A round has four pairs of clusters of one prefill and one decode engine, all of fresh processes:
+untraced beside pdtrace, pdtrace beside untraced, and the same with vLLM's `--otlp-traces-endpoint`.
+Both clusters of a pair work at the same time on the same cores, each on one request after the other
+out of the same list. So neither is ever idle, and a machine whose speed changes from second to
+second, or that others use too, is as fast for both. One request at a time is the dearest case:
+nobody shares the cost of a step. Both prefill engines run on the first core and both decode engines
+on the last; TTFT and TPOT are therefore those of a machine with two tenants.
+
+CPU is that of EngineCore and worker processes from the first counted request to the last answer.
+The same load runs before that, until everything is warm and spans are exported at the usual pace,
+and after it until the other cluster has done its part: exports of what came before stand for those
+of what comes at the end. `all_cpu` counts the API servers as well, where vLLM's own spans are made.
+
+Which cluster starts first may make it dearer or cheaper; the ratio of a round is therefore the
+geometric mean over both orders. From the same two pairs comes the ratio of the first cluster to the
+second one, in which tracing cancels: what a difference of nothing looks like. Printed is the
+geometric mean over rounds with its 95 % t-interval.
 """
 
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -26,7 +32,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -38,13 +45,12 @@ from pdtrace.connector.processes import EngineServer
 from pdtrace.connector.workload import WorkloadRequest, mixed_prompts, run_workload
 from pdtrace.tracing.settings import Settings, variable
 
-OURS, VLLM = "pdtrace", "vllm"
-FIRST, LAST = "untraced-first", "untraced-last"
+OURS, VLLM, PLAIN = "pdtrace", "vllm", "untraced"
+PAIRS: Final = ((PLAIN, OURS), (OURS, PLAIN), (PLAIN, VLLM), (VLLM, PLAIN))
+"""Of a round; the first one named starts first."""
 DEFAULTS: Final = {variable("send_every_s"): str(Settings().send_every_s)}
 """As in production; a local cluster sends more often."""
 METRICS: Final = ("cpu", "all_cpu", "ttft", "tpot")
-_SETTLE_S: Final = Settings().send_every_s + 2
-"""After the last turn, until what it left to do (spans, frees) is done."""
 _T_975: Final = {
     2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262,
     11: 2.228, 12: 2.201, 13: 2.179, 14: 2.160, 15: 2.145, 16: 2.131, 20: 2.093, 30: 2.045,
@@ -54,10 +60,10 @@ _T_975: Final = {
 
 @dataclass(frozen=True)
 class Load:
-    """What each arm of a round gets: prompts of `short` to `long` words, `tokens` generated."""
+    """What each cluster gets: prompts of `short` to `long` words, `tokens` generated."""
 
-    turns: int = 28
-    warm_up: int = 4
+    requests: int = 24
+    warm_up: int = 10
     short: int = 24
     long: int = 160
     tokens: int = 32
@@ -65,7 +71,7 @@ class Load:
 
 @dataclass
 class Sample:
-    """What the turns of one arm in one round gave."""
+    """What the counted requests of one cluster gave."""
 
     cpu_ns: int = 0
     all_cpu_ns: int = 0
@@ -119,7 +125,7 @@ def cpu_ns(cluster: Cluster, api_servers: bool) -> int:
     )
 
 
-def turn(cluster: Cluster, prompt: str, tokens: int, sample: Sample) -> None:
+def serve(cluster: Cluster, prompt: str, tokens: int, sample: Sample) -> None:
     """One request; raises RuntimeError if it fails."""
     assert cluster.router_url is not None
     request = WorkloadRequest(
@@ -132,57 +138,52 @@ def turn(cluster: Cluster, prompt: str, tokens: int, sample: Sample) -> None:
     sample.tpot_ns.append((result.e2e_ns - result.ttft_ns) / (result.token_count - 1))
 
 
-Round = Mapping[str, Sample]
-"""By arm: what its cluster gave in one round."""
-
-
-def order_of(number: int) -> list[str]:
-    """The arms of a round in the order in which their clusters start and first take turns."""
-    between = [OURS, VLLM] if number % 2 == 0 else [VLLM, OURS]
-    return [FIRST, *between, LAST]
-
-
-def ratio(samples: Round, arm: str, metric: str) -> float:
-    """Of a traced arm to the untraced ones; of FIRST to LAST, which should be 1."""
-    if arm == FIRST:
-        return samples[FIRST].value(metric) / samples[LAST].value(metric)
-    plain = [samples[name].value(metric) for name in (FIRST, LAST)]
-    return samples[arm].value(metric) / statistics.geometric_mean(plain)
-
-
-@contextlib.contextmanager
-def clusters(
-    server: EngineServer, arms: list[str], mode: Mode, layout: Layout, run_dir: Path
-) -> Iterator[dict[str, Cluster]]:
-    """All at once, started in this order."""
-    with contextlib.ExitStack() as stack:
-        yield {
-            arm: stack.enter_context(Cluster(settings(arm, mode, layout, run_dir), server))
-            for arm in arms
-        }
-
-
-def take_turns(found: dict[str, Cluster], load: Load, seed: int) -> dict[str, Sample]:
-    """Warm every cluster up, then one prompt after the other to each: A B C D D C B A."""
-    prompts = mixed_prompts(seed, load.warm_up + load.turns, load.short, load.long)
-    for cluster in found.values():
-        pin(cluster)
+def work(cluster: Cluster, load: Load, prompts: Sequence[str], ended: list[Cluster]) -> Sample:
+    """Warm up, the counted requests, and then more of them until both clusters have `ended`."""
+    sample = Sample()
+    try:
         for prompt in prompts[: load.warm_up]:
-            turn(cluster, prompt, load.tokens, Sample())
-    samples = {arm: Sample() for arm in found}
-    for arm, cluster in found.items():
-        samples[arm].cpu_ns = -cpu_ns(cluster, api_servers=False)
-        samples[arm].all_cpu_ns = -cpu_ns(cluster, api_servers=True)
-    order = list(found)
-    for prompt in prompts[load.warm_up :]:
-        for arm in order:
-            turn(found[arm], prompt, load.tokens, samples[arm])
-        order.reverse()
-    time.sleep(_SETTLE_S)
-    for arm, cluster in found.items():
-        samples[arm].cpu_ns += cpu_ns(cluster, api_servers=False)
-        samples[arm].all_cpu_ns += cpu_ns(cluster, api_servers=True)
-    return samples
+            serve(cluster, prompt, load.tokens, Sample())
+        sample.cpu_ns = -cpu_ns(cluster, api_servers=False)
+        sample.all_cpu_ns = -cpu_ns(cluster, api_servers=True)
+        for prompt in prompts[load.warm_up :]:
+            serve(cluster, prompt, load.tokens, sample)
+        sample.cpu_ns += cpu_ns(cluster, api_servers=False)
+        sample.all_cpu_ns += cpu_ns(cluster, api_servers=True)
+    finally:
+        ended.append(cluster)
+    for prompt in itertools.cycle(prompts):
+        if len(ended) == 2:
+            break
+        serve(cluster, prompt, load.tokens, Sample())
+    return sample
+
+
+Pair = tuple[Sample, Sample]
+"""What two clusters gave that worked at the same time, in the order in which they started."""
+Round = Mapping[tuple[str, str], Pair]
+"""By the arms of a pair, as in `PAIRS`."""
+
+
+def work_side_by_side(first: Cluster, second: Cluster, load: Load, seed: int) -> Pair:
+    """The same prompts to both."""
+    prompts = mixed_prompts(seed, load.warm_up + load.requests, load.short, load.long)
+    pin(first)
+    pin(second)
+    ended: list[Cluster] = []
+    with ThreadPoolExecutor(2) as pool:
+        one, other = (pool.submit(work, c, load, prompts, ended) for c in (first, second))
+    return one.result(), other.result()
+
+
+def ratio(found: Round, arm: str, metric: str) -> float:
+    """Of a traced arm to the untraced one, over both orders; of PLAIN: of the first place to the
+    second one, which should be 1."""
+    if arm == PLAIN:
+        pairs = [found[PLAIN, OURS], found[OURS, PLAIN]]
+    else:
+        pairs = [found[PLAIN, arm][::-1], found[arm, PLAIN]]
+    return statistics.geometric_mean(one.value(metric) / two.value(metric) for one, two in pairs)
 
 
 def interval(ratios: list[float]) -> dict[str, float]:
@@ -202,33 +203,52 @@ def summarize(rounds: Sequence[Round]) -> dict[str, object]:
     found: dict[str, object] = {"rounds": len(rounds)}
     for arm, prefix in _PREFIXES.items():
         for metric in METRICS:
-            ratios = [ratio(samples, arm, metric) for samples in rounds]
+            ratios = [ratio(one, arm, metric) for one in rounds]
             found[f"{prefix}{metric}_ratio"] = interval(ratios)
-    plain = [samples[name] for samples in rounds for name in (FIRST, LAST)]
+    plain = [
+        sample
+        for one in rounds
+        for arms, pair in one.items()
+        for arm, sample in zip(arms, pair, strict=True)
+        if arm == PLAIN
+    ]
     for metric in METRICS:
         values = [sample.value(metric) for sample in plain]
         found[f"untraced_{metric}_ms"] = statistics.median(values) / 1e6
-    found["requests_per_arm"] = sum(len(samples[OURS].ttft_ns) for samples in rounds)
+    ours = [sample for one in rounds for sample in (one[PLAIN, OURS][1], one[OURS, PLAIN][0])]
+    found["requests_per_arm"] = sum(len(sample.ttft_ns) for sample in ours)
     return found
 
 
-_PREFIXES: Final = {OURS: "", VLLM: "vllm_", FIRST: "untraced_"}
+_PREFIXES: Final = {OURS: "", VLLM: "vllm_", PLAIN: "place_"}
 """Of the keys of a ratio."""
-_WORDS: Final = {OURS: "pdtrace", VLLM: "vLLM's own spans", FIRST: "untraced, first to last"}
+_WORDS: Final = {OURS: "pdtrace", VLLM: "vLLM's own spans", PLAIN: "nothing, first to second place"}
 
 
 def as_text(found: dict[str, object]) -> str:
     """A small table."""
     lines = [f"ratio to untraced, {found['rounds']} rounds, {found['requests_per_arm']} requests"]
-    lines.append(f"{'':<34}{'low':>9}{'mid':>9}{'high':>9}")
+    lines.append(f"{'':<42}{'low':>9}{'mid':>9}{'high':>9}")
     for arm, prefix in _PREFIXES.items():
         for metric in METRICS:
             one = found[f"{prefix}{metric}_ratio"]
             assert isinstance(one, dict)
             cells = "".join(f"{one[key]:>9.4f}" for key in ("low", "mid", "high"))
-            lines.append(f"{f'{_WORDS[arm]}: {metric}':<34}{cells}")
+            lines.append(f"{f'{_WORDS[arm]}: {metric}':<42}{cells}")
     untraced = ", ".join(f"{m} {found[f'untraced_{m}_ms']:.2f} ms" for m in METRICS)
     return "\n".join([*lines, f"untraced, per request: {untraced}"])
+
+
+def one_round(
+    server: EngineServer, mode: Mode, layout: Layout, run_dir: Path, load: Load, seed: int
+) -> Round:
+    """Every pair once."""
+    found = {}
+    for pair in PAIRS:
+        one, other = (settings(arm, mode, layout, run_dir / "-".join(pair)) for arm in pair)
+        with Cluster(one, server) as first, Cluster(other, server) as second:
+            found[pair] = work_side_by_side(first, second, load, seed)
+    return found
 
 
 def measure(
@@ -242,8 +262,7 @@ def measure(
         with EngineServer(run_dir / "engine-server.log", env) as server:
             for number in range(count):
                 where = run_dir / str(number)
-                with clusters(server, order_of(number), mode, layout, where) as found:
-                    rounds.append(take_turns(found, load, number))
+                rounds.append(one_round(server, mode, layout, where, load, number))
                 for arm in _PREFIXES:
                     ratios = ", ".join(f"{m} {ratio(rounds[-1], arm, m):.4f}" for m in METRICS)
                     told(f"round {number + 1} of {count}, {_WORDS[arm]}: {ratios}")
@@ -254,7 +273,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-    parser.add_argument("--rounds", type=int, default=10, help="rounds of fresh processes (>= 2)")
+    parser.add_argument("--rounds", type=int, default=6, help="rounds of fresh processes (>= 2)")
     parser.add_argument("--mode", choices=("push", "pull"), default="push")
     parser.add_argument("--layout", choices=("uni", "mp"), default="uni")
     given = parser.parse_args()

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -32,32 +33,66 @@ def test_an_interval_over_rounds(overhead: ModuleType) -> None:
     assert found["high"] == pytest.approx(1.29920, abs=2e-5)
 
 
-def test_ratios_are_to_both_untraced_clusters_of_a_round(overhead: ModuleType) -> None:
-    """Neither a machine half as fast in one round nor the place of a cluster changes a ratio."""
+def test_a_ratio_is_over_both_orders_of_a_pair(overhead: ModuleType) -> None:
+    """Neither a machine half as fast for one pair nor the place of a cluster changes a ratio."""
+    places = (1.04e9, 1e9)
+    costs = {"untraced": 1.0, "pdtrace": 1.01, "vllm": 1.1}
 
     def sample(cost: float, speed: int) -> object:
         cpu = int(cost * speed)
         return overhead.Sample(cpu, 2 * cpu, [1000 * speed], [10.0 * speed])
 
-    costs = {
-        "untraced-first": 1.02e9,
-        "pdtrace": 1.01e9,
-        "vllm": 1.1e9,
-        "untraced-last": 1e9 / 1.02,
-    }
-    rounds = [{arm: sample(cost, speed) for arm, cost in costs.items()} for speed in (1, 2)]
-    found = overhead.summarize(rounds)
+    def one_round(speed: int) -> dict[tuple[str, str], tuple[object, ...]]:
+        return {
+            arms: tuple(
+                sample(costs[arm] * place, speed + number)
+                for arm, place in zip(arms, places, strict=True)
+            )
+            for number, arms in enumerate(overhead.PAIRS)
+        }
+
+    found = overhead.summarize([one_round(1), one_round(3)])
     assert found["cpu_ratio"] == pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
     assert found["all_cpu_ratio"] == pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
     assert found["vllm_cpu_ratio"]["mid"] == pytest.approx(1.1)
-    assert found["untraced_cpu_ratio"]["mid"] == pytest.approx(1.02**2)
+    assert found["place_cpu_ratio"]["mid"] == pytest.approx(1.04)
     assert found["ttft_ratio"] == pytest.approx({"low": 1, "mid": 1, "high": 1})
-    assert (found["rounds"], found["requests_per_arm"]) == (2, 2)
-    assert found["untraced_tpot_ms"] == pytest.approx(15e-6)
+    assert (found["rounds"], found["requests_per_arm"]) == (2, 4)
+    assert found["untraced_tpot_ms"] == pytest.approx(35e-6)
     assert "pdtrace: all_cpu" in overhead.as_text(found)
 
 
-def test_the_traced_clusters_change_places(overhead: ModuleType) -> None:
-    """Between the untraced ones, each one nearer to the first in every second round."""
-    assert overhead.order_of(0) == ["untraced-first", "pdtrace", "vllm", "untraced-last"]
-    assert overhead.order_of(1) == ["untraced-first", "vllm", "pdtrace", "untraced-last"]
+def test_the_faster_cluster_works_until_the_other_one_has_ended(
+    overhead: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of the warm-up and of the end cost something and are not counted."""
+    served: list[str] = []
+    ended: list[str] = []
+
+    def fake_serve(cluster: str, prompt: str, tokens: int, sample: Any) -> None:
+        served.append(prompt)
+        sample.ttft_ns.append(1)
+        if len(served) == 6:
+            ended.append("slow")
+
+    monkeypatch.setattr(overhead, "serve", fake_serve)
+    monkeypatch.setattr(overhead, "cpu_ns", lambda cluster, api_servers: 10 * len(served))
+    load = overhead.Load(requests=3, warm_up=1)
+    sample = overhead.work("fast", load, ["a", "b", "c", "d"], ended)
+    assert served == ["a", "b", "c", "d", "a", "b"]
+    assert (sample.cpu_ns, sample.all_cpu_ns, len(sample.ttft_ns)) == (30, 30, 3)
+
+
+def test_a_cluster_that_fails_does_not_keep_the_other_one_at_work(
+    overhead: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts as ended, and its error is what the caller sees."""
+
+    def fake_serve(cluster: str, prompt: str, tokens: int, sample: Any) -> None:
+        raise RuntimeError("request 7 failed")
+
+    monkeypatch.setattr(overhead, "serve", fake_serve)
+    ended: list[str] = []
+    with pytest.raises(RuntimeError, match="request 7 failed"):
+        overhead.work("broken", overhead.Load(), ["a"], ended)
+    assert ended == ["broken"]
