@@ -116,3 +116,18 @@ def test_a_report_that_fails_does_not_end_the_thread() -> None:
     eventually(lambda: exporter.spans)
     background._stop.set()
     background.sender.finish(1)
+
+
+def test_events_rest_as_long_as_the_buffer_allows() -> None:
+    """They are fetched when it is time to send, and sooner from a buffer that fills faster."""
+    telemetry = Telemetry(Resource({}), None, CountedIds(), Settings(buffer_events=96))
+    background, recorder = telemetry.background, Recorder(telemetry, start=False)
+    assert background._next_wait_s() == 5.0
+    for number in range(16):
+        one_request(recorder, f"{number}")
+    assert recorder.fill() == 0.5
+    assert background._next_wait_s() == 5.0 / 4
+    background._wait_s = 0.02
+    assert background._next_wait_s() == 0.01
+    recorder.flush()
+    assert background._next_wait_s() == 5.0

@@ -322,3 +322,18 @@ def test_spans_that_end_together_leave_together() -> None:
     assert exporter.exports == [3, 512]
     sender.finish(1)
     patient.finish(1)
+
+
+def test_what_was_gathered_elsewhere_is_sent_at_once() -> None:
+    """Whoever offered it need not wait for others; with nothing to send nothing is hurried."""
+    recorder, exporter = make_recorder(settings=Settings(send_every_s=3600))
+    sender = recorder._sender
+    sender.start()
+    sender.hurry()
+    assert not sender._due.is_set()
+    one_request(recorder, "a")
+    recorder.work()
+    sender.hurry()
+    eventually(lambda: sender.exported)
+    sender.finish(1)
+    assert [span.name for span in exporter.spans] == [sc.SPAN_PREFILL_QUEUE]

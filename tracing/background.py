@@ -2,7 +2,7 @@
 
 An engine's process may hold several recorders (scheduler and worker side of a connector, children
 of a MultiConnector). Each wake-up and each export costs far more than the spans it is for, so they
-share both.
+share both, and events rest until it is time to send; sooner where buffers fill faster than that.
 """
 
 import logging
@@ -20,7 +20,10 @@ from pdtrace.tracing.sender import Sender
 from pdtrace.tracing.settings import Settings
 
 _log = logging.getLogger("pdtrace")
-_LONGEST_POLL_S: Final = 1.0
+_FILL: Final = 1 / 8
+"""How much of a buffer may be taken when its events are fetched: it may fill eight times as fast
+before the next time."""
+_LEAST_WAIT_S: Final = 0.01
 _LONGEST_SWEEP_S: Final = 10.0
 _REPORT_S: Final = 60.0
 
@@ -31,6 +34,9 @@ class Recording(Protocol):
     guard: Guard
     closed: bool
     recorded: int
+
+    def fill(self) -> float:
+        """How much of its buffer is taken, from 0 to 1."""
 
     def work(self) -> None:
         """Make spans of the events so far and offer them to the sender."""
@@ -59,7 +65,8 @@ class Background:
         """Held by whoever makes spans."""
         limit_s = min(settings.span_limit_s, settings.decode_limit_s)
         self._sweep_s = min(_LONGEST_SWEEP_S, limit_s / 4)
-        self._poll_s = min(_LONGEST_POLL_S, settings.send_every_s / 2, self._sweep_s)
+        self._send_every_s = settings.send_every_s
+        self._wait_s = self._longest_wait_s = min(self._send_every_s, self._sweep_s)
         self._last_sweep = self._last_report = time.monotonic()
         self._recorders: list[Recording] = []
         self._running = False
@@ -121,12 +128,22 @@ class Background:
             )
 
     def _run(self) -> None:
-        while not self._stop.wait(self._poll_s):
+        while not self._stop.wait(self._wait_s):
+            rested_s = self._wait_s
             try:
                 with self.lock:
+                    self._wait_s = self._next_wait_s()
                     self._tick(time.monotonic())
+                if rested_s >= self._send_every_s:
+                    self.sender.hurry()
             except Exception:
                 self.guard.failed("background")
+
+    def _next_wait_s(self) -> float:
+        """Until a buffer is filled to `_FILL`, if it fills as fast as during the last wait."""
+        fill = max((recorder.fill() for recorder in self._recorders), default=0)
+        wait_s = self._wait_s * _FILL / fill if fill else self._longest_wait_s
+        return min(max(wait_s, _LEAST_WAIT_S), self._longest_wait_s)
 
     def _tick(self, now_s: float) -> None:
         sweeping = now_s - self._last_sweep >= self._sweep_s

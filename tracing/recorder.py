@@ -127,6 +127,10 @@ class Recorder:
             self.guard.failed("recorder")
         self._background.leave(timeout_s)
 
+    def fill(self) -> float:
+        """How much of the buffer is taken, from 0 to 1 (or a little more, see `make_record`)."""
+        return len(self._events) / self._capacity
+
     def work(self) -> None:
         """Events so far become spans; a clock that is a second old is read again."""
         self._drain()

@@ -22,7 +22,7 @@ _BATCH_SPANS: Final = 512
 
 
 class Sender:
-    """Sends what is offered within `interval_s`, or as soon as a whole batch waits.
+    """Sends what is offered within `interval_s`, as soon as a whole batch waits, or at `hurry`.
 
     Its thread runs from `start` on. Without an exporter everything is dropped, as `no_endpoint`.
     """
@@ -65,6 +65,11 @@ class Sender:
         if waiting >= _BATCH_SPANS:
             self._due.set()
         self._offered.set()
+
+    def hurry(self) -> None:
+        """Send what waits now: it was gathered before it was offered."""
+        if self._queue:
+            self._due.set()
 
     def flush(self) -> None:
         """Send everything that is queued, in the caller's thread."""
