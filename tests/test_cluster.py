@@ -6,8 +6,11 @@ import socket
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from engines import complete, eventually, hand_off, leftovers, marked, sessions, shared_memory, text
@@ -123,40 +126,66 @@ def test_a_lost_port_race_is_run_again(
     assert (tmp_path / "engine-0-retry1.log").exists()
 
 
-def start_up(tmp_path: Path, mark: str, *options: str) -> "subprocess.Popen[str]":
-    """`pdtrace cluster up`, once it says that it is ready."""
+class Launcher(NamedTuple):
+    """`pdtrace cluster up` under way; its processes have the mark in their environment."""
+
+    process: "subprocess.Popen[str]"
+    mark: str
+
+    def wait_ready(self) -> None:
+        """Until it says so."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("Ctrl-C"):
+                return
+        raise AssertionError(f"ended with {self.process.wait()} before it was ready")
+
+
+@contextmanager
+def launched(run_dir: Path, *options: str) -> Iterator[Launcher]:
+    """Killed in the end if it has not ended before."""
     program = "from pdtrace.cli.main import main; raise SystemExit(main())"
-    command = [sys.executable, "-c", program, "cluster", "up", "--run-dir", str(tmp_path)]
-    launcher = subprocess.Popen(
+    command = [sys.executable, "-c", program, "cluster", "up", "--run-dir", str(run_dir)]
+    mark = uuid.uuid4().hex
+    with subprocess.Popen(
         [*command, *options],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PDTRACE_TEST_MARK": mark},
         start_new_session=True,
-    )
-    assert launcher.stdout is not None
-    for line in launcher.stdout:
-        if line.startswith("Ctrl-C"):
-            return launcher
-    raise AssertionError(f"ended with {launcher.wait()} before it was ready")
+    ) as process:
+        try:
+            yield Launcher(process, mark)
+        finally:
+            process.kill()
 
 
-def test_up_stops_everything_at_ctrl_c(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Launcher, Launcher]]:
+    """A whole cluster and a plain engine; they start side by side, each imports vLLM for itself."""
+    with (
+        launched(tmp_path_factory.mktemp("up")) as cluster,
+        launched(tmp_path_factory.mktemp("up"), "--mode", "none", "--layout", "mp") as engine,
+    ):
+        yield cluster, engine
+
+
+def test_up_stops_everything_at_ctrl_c(launchers: tuple[Launcher, Launcher]) -> None:
     """Status 0, and no process of it is left when the command has returned."""
-    mark = uuid.uuid4().hex
-    with start_up(tmp_path, mark) as launcher:
-        assert len(marked(mark)) >= 8
-        launcher.send_signal(signal.SIGINT)
-        assert launcher.wait(60) == 0
-        assert marked(mark) == []
+    launcher, _ = launchers
+    launcher.wait_ready()
+    assert len(marked(launcher.mark)) >= 8
+    launcher.process.send_signal(signal.SIGINT)
+    assert launcher.process.wait(60) == 0
+    assert marked(launcher.mark) == []
 
 
-def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
+def test_nothing_outlives_a_killed_launcher(launchers: tuple[Launcher, Launcher]) -> None:
     """The engine server sees the socket close and stops its children itself."""
-    mark = uuid.uuid4().hex
-    before = set(os.listdir("/dev/shm"))
-    with start_up(tmp_path, mark, "--mode", "none", "--layout", "mp") as launcher:
-        owned = [name for name in set(os.listdir("/dev/shm")) - before if "pdtrace-" in name]
-        launcher.kill()
-        assert eventually(lambda: marked(mark) == [])
-        assert owned and not set(owned) & set(os.listdir("/dev/shm"))
+    _, launcher = launchers
+    launcher.wait_ready()
+    of_it = {os.getsid(pid) for pid in marked(launcher.mark)}
+    assert any(shared_memory(session) for session in of_it)
+    launcher.process.kill()
+    assert eventually(lambda: marked(launcher.mark) == [])
+    assert [path for session in of_it for path in shared_memory(session)] == []
