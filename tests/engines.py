@@ -12,6 +12,8 @@ from pdtrace.connector import process_tree
 from pdtrace.connector.cluster import Cluster
 
 LEFTOVER_SECONDS = 60.0
+ANSWER_SECONDS = 180.0
+"""Some requests wait for others before they are answered."""
 
 
 def complete(
@@ -24,7 +26,7 @@ def complete(
         json.dumps(body).encode(),
         {"Content-Type": "application/json", "X-Request-Id": request_id or uuid.uuid4().hex},
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
         decoded: dict[str, Any] = json.loads(answer.read())
     return decoded
 

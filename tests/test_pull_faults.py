@@ -3,7 +3,10 @@ every open span ends with the right error.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults import (
@@ -14,6 +17,7 @@ from faults import (
     P_UNREAD,
     READ,
     SERVER_ERROR,
+    Answer,
     Pair,
     fault,
     settings,
@@ -42,11 +46,20 @@ def pair(directory: Path, engine_server: EngineServer) -> Iterator[Pair]:
         yield pair
 
 
-@pytest.mark.covers("handshake-refused", "pull", on="engines")
-def test_a_handshake_that_nobody_answers(pair: Pair) -> None:
-    """vLLM gives up after five seconds; the READ that waited for it says why there was none."""
-    assert pair.decode("refused", pair.nowhere("refused")) == SERVER_ERROR
-    pair.expect("refused", unanswered(sc.SPAN_READ_SUBMIT))
+@dataclass(frozen=True)
+class Begun:
+    """What runs into one of vLLM's own terms, seconds later."""
+
+    refused: "Future[Answer]"
+    late: dict[str, Any]
+    """What P returned."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def begun(pair: Pair) -> Begun:
+    """Begun together and looked at in the end, so that the terms run beside the other tests."""
+    refused = pair.decode_later("refused", pair.nowhere("refused"))
+    return Begun(refused, pair.prefill("late"))
 
 
 @pytest.mark.covers("transfer-failed", "pull", on="engines")
@@ -57,17 +70,6 @@ def test_a_read_that_fails(pair: Pair, directory: Path) -> None:
         assert pair.decode("unread", params) == SERVER_ERROR
     failed = sc.ERROR_READ_FAILED
     pair.expect("unread", P_SERVED | waited(failed) | {sc.SPAN_READ_SUBMIT: failed})
-
-
-@pytest.mark.covers("lease-expired", "pull", on="engines")
-def test_blocks_that_are_read_after_their_lease(pair: Pair) -> None:
-    """D answers 200 from blocks that P had freed: nothing but the trace shows it."""
-    params = pair.prefill("late")
-    lease = pair.span("late", sc.SPAN_LEASE)
-    assert lease.attributes[sc.LEASE_OUTCOME] == sc.LEASE_EXPIRED
-    assert pair.decode("late", params).status == 200
-    pair.expect("late", P_UNREAD | D_SERVED | READ)
-    assert "lease_expired" in pair.flags("late")
 
 
 @pytest.mark.covers("transfer-stopped", "pull", on="engines")
@@ -137,3 +139,20 @@ def test_a_prompt_that_decode_computes_itself(pair: Pair) -> None:
     """A request without a handoff, on the same engine: as on one that serves both."""
     assert pair.decode("plain", None) == pair.hand_off("elsewhere")
     pair.expect("plain", {sc.SPAN_PREFILL_QUEUE: "", sc.SPAN_PREFILL: "", sc.SPAN_DECODE: ""})
+
+
+@pytest.mark.covers("lease-expired", "pull", on="engines")
+def test_blocks_that_are_read_after_their_lease(pair: Pair, begun: Begun) -> None:
+    """D answers 200 from blocks that P had freed: nothing but the trace shows it."""
+    lease = pair.span("late", sc.SPAN_LEASE)
+    assert lease.attributes[sc.LEASE_OUTCOME] == sc.LEASE_EXPIRED
+    assert pair.decode("late", begun.late).status == 200
+    pair.expect("late", P_UNREAD | D_SERVED | READ)
+    assert "lease_expired" in pair.flags("late")
+
+
+@pytest.mark.covers("handshake-refused", "pull", on="engines")
+def test_a_handshake_that_nobody_answers(pair: Pair, begun: Begun) -> None:
+    """vLLM gives up after five seconds; the READ that waited for it says why there was none."""
+    assert begun.refused.result() == SERVER_ERROR
+    pair.expect("refused", unanswered(sc.SPAN_READ_SUBMIT))

@@ -6,8 +6,11 @@ In push D hears nothing of a failure on P: vLLM lets it wait for as long as its 
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults import (
@@ -19,6 +22,7 @@ from faults import (
     SERVER_ERROR,
     WRITTEN,
     Answer,
+    Client,
     Pair,
     fault,
     settings,
@@ -49,36 +53,32 @@ def pair(directory: Path, engine_server: EngineServer) -> Iterator[Pair]:
         yield pair
 
 
-@pytest.mark.covers("handshake-refused", "push", on="engines")
-def test_a_handshake_that_nobody_answers(pair: Pair) -> None:
-    """vLLM gives up after five seconds; the registration that waited for it was never sent."""
-    assert pair.decode("refused", pair.nowhere("refused")) == SERVER_ERROR
-    pair.expect("refused", unanswered(sc.SPAN_REGISTRATION))
+@dataclass(frozen=True)
+class Begun:
+    """What runs into one of vLLM's own terms, seconds later."""
+
+    refused: "Future[Answer]"
+    lost: Client
+    unwritten: Client
+    late: "Future[Answer]"
+    expired: dict[str, Any]
+    """What P returned."""
 
 
-@pytest.mark.covers("registration-lost", "push", on="engines")
-def test_a_registration_that_is_lost(pair: Pair, directory: Path) -> None:
-    """P never hears of D and frees its blocks; D's waiting ends at the watchdog, saying why."""
+@pytest.fixture(scope="module", autouse=True)
+def begun(pair: Pair, directory: Path) -> Begun:
+    """Begun together and looked at in the end, so that the terms run beside the other tests."""
+    refused = pair.decode_later("refused", pair.nowhere("refused"))
     with fault(directory, "registration.decode-0.0"):
-        client = pair.connect(pair.d, "lost", pair.told("lost"))
+        lost = pair.connect(pair.d, "lost", pair.told("lost"))
         pair.span("lost", sc.SPAN_REGISTRATION)
     pair.prefill("lost")
-    failed = sc.ERROR_REGISTRATION_FAILED
-    pair.expect("lost", P_UNREAD | waited(failed) | {sc.SPAN_REGISTRATION: failed})
-    client.leave()
-
-
-@pytest.mark.covers("transfer-failed", "push", on="engines")
-def test_a_write_that_fails(pair: Pair, directory: Path) -> None:
-    """P's lease runs out, D's registration too: nobody tells it."""
     with fault(directory, "transfer.prefill-0.0"):
-        client = pair.connect(pair.d, "unwritten", pair.told("unwritten"))
+        unwritten = pair.connect(pair.d, "unwritten", pair.told("unwritten"))
         pair.prefill("unwritten")
         pair.span("unwritten", sc.SPAN_WRITE_SUBMIT)
-    at_p = {sc.SPAN_MATCH: "", sc.SPAN_WRITE_SUBMIT: sc.ERROR_WRITE_FAILED}
-    at_d = waited(sc.ERROR_REGISTRATION_EXPIRED) | SENT
-    pair.expect("unwritten", P_UNREAD | at_p | at_d)
-    client.leave()
+    late = pair.decode_later("late", pair.told("late"))
+    return Begun(refused, lost, unwritten, late, pair.prefill("expired"))
 
 
 @pytest.fixture(scope="module")
@@ -126,30 +126,6 @@ def test_prefill_that_stands_still_during_its_write(pair: Pair, undisturbed: Ans
         still_standing_ns = time.time_ns()
     assert answer.result() == undisturbed
     expect_long_write(pair, "p-stands", still_standing_ns)
-
-
-@pytest.mark.covers("registration-expired", "push", on="engines")
-def test_a_registration_that_is_late(pair: Pair) -> None:
-    """vLLM's watchdog forgets it and D waits on: when P's WRITE comes after all, D answers."""
-    expected = pair.hand_off("in-time")
-    answer = pair.decode_later("late", pair.told("late"))
-    wait = pair.span("late", sc.SPAN_KV_WAIT)
-    assert wait.attributes[sc.ERROR_TYPE] == sc.ERROR_REGISTRATION_EXPIRED
-    pair.prefill("late")
-    assert answer.result() == expected
-    late = {sc.SPAN_KV_WAIT: sc.ERROR_REGISTRATION_EXPIRED}
-    pair.expect("late", P_SERVED | D_SERVED | WRITTEN | late)
-
-
-@pytest.mark.covers("lease-expired", "push", on="engines")
-def test_a_lease_that_ends_before_the_registration(pair: Pair) -> None:
-    """P has freed its blocks and ignores D, which waits until its own watchdog."""
-    params = pair.prefill("expired")
-    lease = pair.span("expired", sc.SPAN_LEASE)
-    assert lease.attributes[sc.LEASE_OUTCOME] == sc.LEASE_EXPIRED
-    client = pair.connect(pair.d, "expired", params)
-    pair.expect("expired", P_UNREAD | waited(sc.ERROR_REGISTRATION_EXPIRED) | SENT)
-    client.leave()
 
 
 @pytest.mark.covers("abort-before", "push", on="engines")
@@ -203,3 +179,49 @@ def test_a_prompt_that_decode_computes_itself(pair: Pair) -> None:
     """A request without a handoff, on the same engine: as on one that serves both."""
     assert pair.decode("plain", None) == pair.hand_off("elsewhere")
     pair.expect("plain", {sc.SPAN_PREFILL_QUEUE: "", sc.SPAN_PREFILL: "", sc.SPAN_DECODE: ""})
+
+
+@pytest.mark.covers("lease-expired", "push", on="engines")
+def test_a_lease_that_ends_before_the_registration(pair: Pair, begun: Begun) -> None:
+    """P has freed its blocks and ignores D, which waits until its own watchdog."""
+    lease = pair.span("expired", sc.SPAN_LEASE)
+    assert lease.attributes[sc.LEASE_OUTCOME] == sc.LEASE_EXPIRED
+    client = pair.connect(pair.d, "expired", begun.expired)
+    pair.expect("expired", P_UNREAD | waited(sc.ERROR_REGISTRATION_EXPIRED) | SENT)
+    client.leave()
+
+
+@pytest.mark.covers("handshake-refused", "push", on="engines")
+def test_a_handshake_that_nobody_answers(pair: Pair, begun: Begun) -> None:
+    """vLLM gives up after five seconds; the registration that waited for it was never sent."""
+    assert begun.refused.result() == SERVER_ERROR
+    pair.expect("refused", unanswered(sc.SPAN_REGISTRATION))
+
+
+@pytest.mark.covers("registration-lost", "push", on="engines")
+def test_a_registration_that_is_lost(pair: Pair, begun: Begun) -> None:
+    """P never hears of D and frees its blocks; D's waiting ends at the watchdog, saying why."""
+    failed = sc.ERROR_REGISTRATION_FAILED
+    pair.expect("lost", P_UNREAD | waited(failed) | {sc.SPAN_REGISTRATION: failed})
+    begun.lost.leave()
+
+
+@pytest.mark.covers("transfer-failed", "push", on="engines")
+def test_a_write_that_fails(pair: Pair, begun: Begun) -> None:
+    """P's lease runs out, D's registration too: nobody tells it."""
+    at_p = {sc.SPAN_MATCH: "", sc.SPAN_WRITE_SUBMIT: sc.ERROR_WRITE_FAILED}
+    at_d = waited(sc.ERROR_REGISTRATION_EXPIRED) | SENT
+    pair.expect("unwritten", P_UNREAD | at_p | at_d)
+    begun.unwritten.leave()
+
+
+@pytest.mark.covers("registration-expired", "push", on="engines")
+def test_a_registration_that_is_late(pair: Pair, begun: Begun) -> None:
+    """vLLM's watchdog forgets it and D waits on: when P's WRITE comes after all, D answers."""
+    expected = pair.hand_off("in-time")
+    wait = pair.span("late", sc.SPAN_KV_WAIT)
+    assert wait.attributes[sc.ERROR_TYPE] == sc.ERROR_REGISTRATION_EXPIRED
+    pair.prefill("late")
+    assert begun.late.result() == expected
+    late = {sc.SPAN_KV_WAIT: sc.ERROR_REGISTRATION_EXPIRED}
+    pair.expect("late", P_SERVED | D_SERVED | WRITTEN | late)
