@@ -1,6 +1,7 @@
 """Fixtures that several test modules share."""
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +20,33 @@ if TYPE_CHECKING:
 
 
 pytest.register_assert_rewrite("faults")
+
+
+def pytest_collection() -> None:
+    """Imports make many objects and no garbage; looking for some takes seconds."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays."""
+    gc.enable()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the marks of all tests, and run those without engines first."""
+    import coverage_table
+
+    config.stash[coverage_table.OF_ALL] = coverage_table.of_all(items)
+    items.sort(key=lambda item: item.get_closest_marker("e2e") is not None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def early_start(request: pytest.FixtureRequest) -> None:
+    """The engine server imports vLLM while tests without engines run."""
+    if any("engine_server" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("engine_server").preload()
 
 
 @pytest.fixture(scope="session")

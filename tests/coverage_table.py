@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,18 +31,33 @@ exist in this mode. *other*: without a handoff, or with a connector that is not 
 and several hosts are in no row: nothing here was run on them.
 """
 
+Mark = dict[str, Any]
+OF_ALL: Final = pytest.StashKey[list[Mark] | None]()
+"""The marks of the whole suite in a run that collects all of it, before any test is deselected."""
+
 Marks = dict[tuple[str, str], list[dict[str, str]]]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Write down every mark of every test."""
-    found = [
+def marks_of(items: Iterable[pytest.Item]) -> list[Mark]:
+    """Every mark of every test."""
+    return [
         {"key": mark.args[0], "modes": mark.args[1:], "test": item.nodeid, **mark.kwargs}
         for item in items
         for mark in item.iter_markers("covers")
     ]
+
+
+def of_all(items: Iterable[pytest.Item]) -> list[Mark] | None:
+    """The same as they are written down; None unless these are the tests of every file."""
+    whole = {item.path for item in items} >= set(Path(__file__).parent.glob("test_*.py"))
+    written: list[Mark] | None = json.loads(json.dumps(marks_of(items))) if whole else None
+    return written
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Write down every mark of every test."""
     if os.environ.get(_MARKS):
-        Path(os.environ[_MARKS]).write_text(json.dumps(found), encoding="utf-8")
+        Path(os.environ[_MARKS]).write_text(json.dumps(marks_of(items)), encoding="utf-8")
 
 
 def collect() -> list[dict[str, Any]]:

@@ -6,9 +6,10 @@ from coverage_rows import GROUPS
 
 
 @pytest.fixture(scope="module")
-def marks() -> list[dict[str, object]]:
-    """The marks of the whole suite; collecting it takes half a minute."""
-    return coverage_table.collect()
+def marks(request: pytest.FixtureRequest) -> list[dict[str, object]]:
+    """The marks of the whole suite; where a part of it is run, collecting takes half a minute."""
+    found = request.config.stash[coverage_table.OF_ALL]
+    return coverage_table.collect() if found is None else found
 
 
 def test_the_committed_table_is_that_of_the_tests(marks: list[dict[str, object]]) -> None:
