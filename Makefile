@@ -15,7 +15,7 @@ demo: venv
 
 # Real engines and NIXL agents need the machine for themselves; all other tests run side by side.
 test: venv lint
-	$(BIN)/python -m pytest -n 2 -m "not e2e and not nixl" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not e2e and not nixl" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m "e2e or nixl" $(PYTEST_ARGS)
 
 # The end-to-end tests on vLLM 0.31, in an environment of its own (4 GB); see docs/versions.md.
