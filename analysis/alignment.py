@@ -6,6 +6,7 @@ reference of all clocks that have to do with each other. Moved is by the midpoin
 in which the offset lies; a clock whose offset has no bound on one side is not moved.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,8 +15,9 @@ import pandas as pd
 
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER, own_spans
 from pdtrace.analysis.clock_drift import NO_BOUND, slack
-from pdtrace.analysis.clock_evidence import messages
+from pdtrace.analysis.clock_evidence import messages, together
 from pdtrace.analysis.clocks import DRIFT_PPM, Clocks
+from pdtrace.analysis.coded import decoded, plain
 from pdtrace.analysis.cone import later
 from pdtrace.analysis.sweep import Ints
 from pdtrace.analysis.table import SpansTable
@@ -45,7 +47,7 @@ class Alignment:
 
         `<NA>` where one of the pairs has none.
         """
-        named = spans.loc[spans["clock_id"] != "", ["key", "clock_id"]]
+        named = spans.loc[spans["clock_id"] != "", ["key", "clock_id"]].astype({"clock_id": "str"})
         named = named.assign(request=self.request.reindex(named.index)).drop_duplicates()
         both = named.merge(named, on="key", suffixes=("", "_other"))
         both = both[both["clock_id"] < both["clock_id_other"]]
@@ -63,16 +65,50 @@ class Alignment:
 _NO_PAIRS: Final = {"request": "int64", "one": "str", "other": "str", "halfwidth_ns": "Int64"}
 
 
+@dataclass(frozen=True)
+class Testimony:
+    """What a table says of its clocks: `messages` between them (of `clock_evidence`), and by
+    clock id how near to the router the first side is that uses it (`rank`)."""
+
+    messages: pd.DataFrame
+    rank: pd.Series
+
+
 def align(table: SpansTable, drift_ppm: float = DRIFT_PPM) -> Alignment:
     """The spans table on one axis of time. `drift_ppm`: how fast two clocks may drift apart."""
+    return aligned(table, clocks_in(table, drift_ppm))
+
+
+def clocks_in(table: SpansTable, drift_ppm: float = DRIFT_PPM) -> Clocks | None:
+    """The offsets between the clocks that our own spans name; None where it is one clock."""
     spans = table.spans
     ours = spans.loc[spans["name"].isin(semconv.OWN_SPANS) & (spans["clock_id"] != ""), "clock_id"]
-    if ours.nunique() < 2:
-        moved = SpansTable(spans.assign(shift_ns=np.int64(0)), table.events, table.rejected)
+    return clocks_of([testimony(table)], drift_ppm) if ours.nunique() > 1 else None
+
+
+def testimony(table: SpansTable) -> Testimony:
+    """What a table of whole requests says of its clocks."""
+    own = own_spans(table.spans)
+    return Testimony(messages(own, table.events), _ranks(own))
+
+
+def clocks_of(parts: Sequence[Testimony], drift_ppm: float = DRIFT_PPM) -> Clocks:
+    """The offsets between the clocks, from what all parts say."""
+    rank = pd.concat([part.rank for part in parts])
+    first = rank.groupby(level=0).min()
+    names = sorted(first.index, key=lambda clock: (first[clock], clock))
+    return Clocks(together([part.messages for part in parts]), names, drift_ppm)
+
+
+def aligned(table: SpansTable, clocks: Clocks | None) -> Alignment:
+    """The table with its clocks moved by these offsets; None: all is on one clock."""
+    if clocks is None:
+        spans = table.spans.assign(shift_ns=np.int64(0))
+        moved = SpansTable(spans, table.events, table.rejected)
         pairs = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in _NO_PAIRS.items()})
         return Alignment(moved, None, pd.Series(dtype="int64"), pairs)
-    own = own_spans(spans)
-    clocks = Clocks(messages(own, table.events), _in_order(own), drift_ppm)
+    own = own_spans(table.spans)
+    own = own.assign(clock_id=plain(own["clock_id"]))
     uses = _uses(own, clocks)
     uses, pairs = _offsets(uses, clocks)
     shift = own[["key", "clock_id"]].merge(
@@ -82,12 +118,11 @@ def align(table: SpansTable, drift_ppm: float = DRIFT_PPM) -> Alignment:
     return Alignment(_moved(table, by_row), clocks, own["key"], pairs)
 
 
-def _in_order(own: pd.DataFrame) -> list[str]:
-    """The clocks: those of routers first, then of prefill engines, then the rest, by name."""
+def _ranks(own: pd.DataFrame) -> pd.Series:
+    """By clock id: 0 if a router uses it, 1 if a prefill engine does, else 2 (int64)."""
     places = {SIDE_ROUTER: 0, SIDE_PREFILL: 1, SIDE_DECODE: 2}
-    named = own[own["clock_id"] != ""]
-    first = named["side"].map(places).groupby(named["clock_id"]).min()
-    return sorted(first.index, key=lambda clock: (first[clock], clock))
+    named = decoded(own.loc[own["clock_id"] != "", ["clock_id", "side"]].drop_duplicates())
+    return named["side"].map(places).astype("int64").groupby(named["clock_id"]).min()
 
 
 def _uses(own: pd.DataFrame, clocks: Clocks) -> pd.DataFrame:

@@ -6,18 +6,28 @@ does; a try that computes the prompt and hands nothing over ("local") also stand
 because it makes the first token.
 """
 
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 
-from pdtrace.analysis.identity import engine_legs, identify, peer_is_of_this_request
-from pdtrace.analysis.phantoms import hosts
+from pdtrace.analysis.coded import coded, codes, dense
+from pdtrace.analysis.grouped import SMALLEST, highest, lowest, nullable, present
+from pdtrace.analysis.identity import (
+    engine_legs,
+    identify,
+    peer_is_of_this_request,
+    peers_in_own_terms,
+)
+from pdtrace.analysis.phantoms import adopted
+from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
 
 SIDE_PREFILL: Final = "prefill"
 SIDE_DECODE: Final = "decode"
 SIDE_ROUTER: Final = "router"
-_TRY: Final = ["key", "engine_id", "engine_request_id"]
+SIDES: Final = pd.CategoricalDtype(pd.Index([SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER]), ordered=True)
+_DECODE, _PREFILL, _ROUTER = range(3)
 
 _ROUTER_SPANS: Final = (semconv.SPAN_REQUEST, semconv.SPAN_LEG)
 _DECODE_SPANS: Final = (
@@ -56,51 +66,51 @@ def own_spans(spans: pd.DataFrame) -> pd.DataFrame:
     two; `key` numbers the requests in the order of their labels, `try` the tries, `leg_no` what
     one HTTP request made of them; `phantom` spans are of requests that vLLM made itself,
     `mispaired` ones of legs that got another request's peer. Needs the columns of the spans table;
-    other producers' spans are left out.
+    other producers' spans are left out. Texts are categories, but for `span_id`.
     """
-    own = spans[spans["name"].isin(semconv.OWN_SPANS)]
+    mine = spans["name"].isin(semconv.OWN_SPANS)
+    own = spans if mine.all() else spans[mine]
     found = identify(own)
-    phantoms = hosts(own, found)
-    label = phantoms.reindex(own.index).fillna(found["label"]).astype("str")
-    own = own.assign(**{name: found[name] for name in ("id", "instance", "mispaired")})
-    own["request_id"] = label
-    own["phantom"] = own.index.isin(phantoms.index)
-    own["key"] = pd.factorize(own["request_id"], sort=True)[0].astype("int64")
-    own["try"] = own.groupby(_TRY).ngroup().astype("int64")
-    own["leg_no"] = own.groupby(["key", "engine_id", engine_legs(own)]).ngroup().astype("int64")
-    router = own["name"].isin(_ROUTER_SPANS)
-    groups = _classify(own[~router])
-    side = own["try"].map(groups["side"])
-    own["side"] = side.where(~router, SIDE_ROUTER).astype("str")
-    own["local"] = own["try"].map(groups["local"]).eq(True) & ~router
-    return own
+    request, phantom = adopted(own, found)
+    labels = pd.CategoricalDtype(pd.Index(found.requests["label"]), ordered=True)
+    ids = coded(found.requests["id"])
+    engine = codes(own["engine_id"])
+    try_no = dense([request, engine, codes(own["engine_request_id"])])
+    router = own["name"].isin(_ROUTER_SPANS).to_numpy(np.bool_)
+    side, local = _classify(own[~router], try_no[~router], int(try_no.max(initial=-1)) + 1)
+    # Of a phantom the own id stays that of the request that it was for itself.
+    instance = found.requests["instance"].to_numpy(np.int64)
+    found_out: dict[str, Any] = {
+        "id": ids.iloc[found.request].set_axis(own.index),
+        "instance": instance[found.request],
+        "mispaired": found.mispaired,
+        "request_id": pd.Categorical.from_codes(request, dtype=labels),
+        "phantom": phantom,
+        "key": request,
+        "try": try_no,
+        "leg_no": dense([request, engine, engine_legs(own)]),
+        "side": pd.Categorical.from_codes(np.where(router, _ROUTER, side[try_no]), dtype=SIDES),
+        "local": local[try_no] & ~router,
+    }
+    return own.assign(**found_out)
 
 
-def _classify(engine: pd.DataFrame) -> pd.DataFrame:
-    """One row per try: `side`, `local`."""
-    marks = pd.DataFrame(
-        {
-            "decode": engine["name"].isin(_DECODE_SPANS),
-            "loads": engine["name"].isin(_LOADING_SPANS),
-            "prefill": engine["name"].isin(_PREFILL_SPANS),
-            "compute": engine["name"].isin(_COMPUTE_SPANS),
-            "goes_on": (engine["name"] == semconv.SPAN_DECODE)
-            & (engine["role"] != semconv.ROLE_PREFILL),
-            "by_role": engine["role"] == semconv.ROLE_DECODE,
-            "alone": engine["mode"] == semconv.MODE_NONE,
-        }
-    )
-    found = marks.groupby(engine["try"]).any()
+def _classify(engine: pd.DataFrame, try_no: Ints, count: int) -> tuple[Ints, Bools]:
+    """By try: its side (code of `SIDES`), and whether it is local."""
+
+    def any_of(rows: pd.Series) -> Bools:
+        return present(try_no[rows.to_numpy(np.bool_)], count)
+
+    name, role = engine["name"], engine["role"]
+    prefill, compute = any_of(name.isin(_PREFILL_SPANS)), any_of(name.isin(_COMPUTE_SPANS))
+    goes_on = any_of((name == semconv.SPAN_DECODE) & (role != semconv.ROLE_PREFILL))
     # P loads as well, when a later turn reads back what D has; it computes the rest.
-    loads = found["loads"] & ~found["prefill"] & ~found["compute"]
-    decode = found["decode"] | loads
-    found["local"] = (
-        found["compute"] & ~(decode | found["prefill"]) & (found["alone"] | found["goes_on"])
-    )
-    bare = ~found["prefill"] & ~found["compute"] & found["by_role"]
-    on_decode = decode | found["local"] | found["goes_on"] | bare
-    found["side"] = on_decode.map({True: SIDE_DECODE, False: SIDE_PREFILL})
-    return found[["side", "local"]]
+    loads = any_of(name.isin(_LOADING_SPANS)) & ~prefill & ~compute
+    decode = any_of(name.isin(_DECODE_SPANS)) | loads
+    alone = any_of(engine["mode"] == semconv.MODE_NONE)
+    local = compute & ~(decode | prefill) & (alone | goes_on)
+    bare = ~prefill & ~compute & any_of(role == semconv.ROLE_DECODE)
+    return np.where(decode | local | goes_on | bare, _DECODE, _PREFILL), local
 
 
 def attempts(own: pd.DataFrame) -> pd.DataFrame:
@@ -113,37 +123,44 @@ def attempts(own: pd.DataFrame) -> pd.DataFrame:
     got furthest.
     """
     engine = own[(own["side"] != SIDE_ROUTER) & ~own["phantom"]]
-    tries = engine.groupby("try")[["request_id", "key", "side", "local", "leg_no"]].first()
-    tries = tries.assign(**_merits(engine))
-    decode = _last_good(tries[tries["side"] == SIDE_DECODE])
-    prefill = tries[tries["side"] == SIDE_PREFILL]
-    served = prefill.index.isin(_serving(engine, decode))
+    columns = ["request_id", "key", "side", "local", "leg_no"]
+    tries = engine.drop_duplicates("try").set_index("try")[columns].sort_index()
+    tries = tries.assign(**_merits(engine, tries.index))
+    on_p = tries["side"] == SIDE_PREFILL
+    decode, prefill = _last_good(tries[~on_p]), tries[on_p]
+    # Where P tried once there is nothing to choose.
+    again = engine[engine["key"].isin(prefill.loc[prefill.duplicated("key"), "key"])]
+    served = prefill.index.isin(_serving(again, decode))
     better = prefill["key"].isin(prefill.loc[served, "key"])
     chosen = decode.append(_last_good(prefill[served | ~better]))
     tries["chosen"] = tries.index.isin(chosen)
-    columns = ["request_id", "key", "side", "local", "leg_no", "start_ns", "chosen"]
-    return tries.sort_values(["key", "start_ns"], kind="stable")[columns]
+    return tries.sort_values(["key", "start_ns"], kind="stable")[[*columns, "start_ns", "chosen"]]
 
 
-def _merits(engine: pd.DataFrame) -> dict[str, pd.Series]:
+def _merits(engine: pd.DataFrame, tries: pd.Index) -> dict[str, Ints | pd.Series]:
     """By try: `start_ns`, `grade` (0 did nothing, 1 failed, 2 did its work), `end_ns` of it."""
     p_side = engine["side"] == SIDE_PREFILL
     prefill = engine["name"] == semconv.SPAN_PREFILL
     works = (engine["name"] == semconv.SPAN_FIRST_DECODE) | (prefill & (p_side | engine["local"]))
     fatal = engine["name"].isin(_FATAL_ON_P).where(p_side, engine["name"].isin(_FATAL_ON_D))
-    by_try = engine["try"]
-    failed = (fatal & engine["error"]).groupby(by_try).any().astype("int64")
+    place, count = tries.get_indexer(pd.Index(engine["try"])), len(tries)
+    start, end = (engine[name].to_numpy(np.int64) for name in ("start_ns", "end_ns"))
     # A match begins with the peer's registration, which may come before P has the request.
-    had_ns = engine["start_ns"].where(engine["name"] != semconv.SPAN_MATCH, engine["end_ns"])
+    had_ns = np.where(engine["name"] == semconv.SPAN_MATCH, end, start)
+    worked = works.to_numpy(np.bool_)
+    failed = present(place[(fatal & engine["error"]).to_numpy(np.bool_)], count)
+    done = nullable(highest(end[worked], place[worked], count), SMALLEST)
     return {
-        "start_ns": had_ns.groupby(by_try).min(),
-        "grade": works.groupby(by_try).any().astype("int64") * (2 - failed),
-        "end_ns": engine["end_ns"].astype("Int64").where(works).groupby(by_try).max(),
+        "start_ns": lowest(had_ns, place, count),
+        "grade": present(place[worked], count).astype(np.int64) * (2 - failed),
+        "end_ns": done.set_axis(tries),
     }
 
 
 def _last_good(tries: pd.DataFrame) -> pd.Index:
     """Of each key the best try of the last good leg; the index of `tries` (int64)."""
+    several = tries.duplicated("key", keep=False)
+    alone, tries = tries.index[~several], tries[several]
     by_leg = tries.groupby("leg_no")
     ranked = tries.assign(
         leg_grade=by_leg["grade"].transform("max"),
@@ -153,28 +170,26 @@ def _last_good(tries: pd.DataFrame) -> pd.Index:
     )
     order = ["key", "leg_grade", "leg_start", "leg_no", "grade", "sooner", "start_ns"]
     ranked = ranked.sort_values(order, kind="stable").drop_duplicates("key", keep="last")
-    best: pd.Index = ranked.index
+    best: pd.Index = alone.append(ranked.index)
     return best
 
 
 def _serving(engine: pd.DataFrame, decode: pd.Index) -> pd.Index:
     """The tries on P that the chosen tries on D (`decode`) loaded from, where a peer is named."""
-    columns = ["key", "try", "engine_request_id", "peer_engine_request_id"]
+    engine = engine.assign(leg=codes(engine["engine_request_id"]), peer=peers_in_own_terms(engine))
+    columns = ["key", "try", "leg", "peer"]
     known = engine[peer_is_of_this_request(engine)]
     ours = engine.loc[engine["try"].isin(decode), columns].drop_duplicates("try")
     pulled = known.loc[known["try"].isin(decode), columns].drop_duplicates()
-    p_side = engine[engine["side"] == SIDE_PREFILL]
-    by_d = p_side.merge(
-        pulled, left_on=["key", "engine_request_id"], right_on=["key", "peer_engine_request_id"]
-    )
-    pushed = known[known["side"] == SIDE_PREFILL]
-    by_p = pushed[["try", "key", "peer_engine_request_id"]].merge(
-        ours, left_on=["key", "peer_engine_request_id"], right_on=["key", "engine_request_id"]
-    )
+    p_side = engine.loc[engine["side"] == SIDE_PREFILL, columns]
+    by_d = p_side.merge(pulled, left_on=["key", "leg"], right_on=["key", "peer"])
+    pushed = known.loc[known["side"] == SIDE_PREFILL, columns]
+    by_p = pushed.merge(ours, left_on=["key", "peer"], right_on=["key", "leg"])
     both: pd.Index = pd.Index([*by_d["try_x"], *by_p["try_x"]], dtype="int64")
     return both
 
 
 def in_chosen(own: pd.DataFrame, tries: pd.DataFrame) -> pd.Series:
     """For each own span: is it the router's, or of a try that counts? (bool, own's index)"""
-    return (own["side"] == SIDE_ROUTER) | own["try"].map(tries["chosen"]).eq(True)
+    chosen = own["try"].isin(tries.index[tries["chosen"]])
+    return (own["side"] == SIDE_ROUTER) | chosen

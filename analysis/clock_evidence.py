@@ -9,12 +9,13 @@ later than D does. Spans of different requests are never paired, nor tries that 
 together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pandas as pd
 
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
+from pdtrace.analysis.coded import decoded
 from pdtrace.analysis.identity import peer_is_of_this_request
 from pdtrace.tracing import semconv
 
@@ -50,6 +51,7 @@ def messages(own: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
     `received_ns` on the receiver's. `request_id` is the label. `own`: of `attempts.own_spans`;
     `events`: of the spans table.
     """
+    own, events = decoded(own), decoded(events)
     certain = _certain(own)
     found = pd.concat(
         [*_router(certain, events), *_engines(certain, events), *_handshakes(own)],
@@ -59,8 +61,13 @@ def messages(own: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
     found = found[named & (found["sender"] != found["receiver"])]
     labels = certain.drop_duplicates("key").set_index("key")["request_id"]
     found = found.assign(request_id=found["key"].map(labels).fillna("").astype("str"))
+    return together([found[list(COLUMNS)]])
+
+
+def together(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The messages of all parts, in one order whichever part each came from."""
     order = ["sent_ns", "received_ns", "kind", "sender", "receiver", "request_id"]
-    return found[list(COLUMNS)].sort_values(order).reset_index(drop=True)
+    return pd.concat(parts, ignore_index=True).sort_values(order).reset_index(drop=True)
 
 
 def _certain(own: pd.DataFrame) -> pd.DataFrame:

@@ -29,11 +29,10 @@ def clipped_gaps(handoffs: Handoffs) -> pd.Series:
     return count.where(several, 0)
 
 
-def clock_notes(handoffs: Handoffs, clocks: Clocks | None) -> list[str]:
-    """How well the times of several clocks fit together; needs `clipped_gaps` of the requests."""
+def clock_notes(rows: pd.DataFrame, clocks: Clocks | None) -> list[str]:
+    """How well the times of several clocks fit together. `rows`: requests with `clipped_gaps`."""
     if clocks is None:
         return []
-    rows = handoffs.requests
     width = rows["clock_halfwidth_ns"].astype("Int64")
     several = width[(width > 0).fillna(False).astype("bool")]
     notes = []

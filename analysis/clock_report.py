@@ -8,6 +8,7 @@ import pandas as pd
 
 from pdtrace.analysis.clock_pairs import Contradiction, Offset, PairOfClocks
 from pdtrace.analysis.clocks import Clocks
+from pdtrace.analysis.coded import decoded
 from pdtrace.analysis.report import NOT_KNOWN, Table, milliseconds
 from pdtrace.tracing import semconv
 
@@ -20,7 +21,8 @@ MINUTES: Final = 60
 
 def clock_names(spans: pd.DataFrame) -> dict[str, str]:
     """For people: which engines and which host a clock is of. By clock id."""
-    named = spans[(spans["clock_id"] != "") & spans["name"].isin(semconv.OWN_SPANS)]
+    ours = (spans["clock_id"] != "") & spans["name"].isin(semconv.OWN_SPANS)
+    named = decoded(spans.loc[ours, ["clock_id", "engine_id", "role", "host"]])
     who = named["engine_id"].where(named["engine_id"] != "", named["role"])
     rows = named[["clock_id", "host"]].assign(who=who).drop_duplicates()
     names = {}

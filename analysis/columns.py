@@ -11,7 +11,16 @@ from typing import Any, Final
 import pyarrow as pa
 
 from pdtrace.analysis.records import Attributes, AttributeValue, EventRecord, SpanRecord
-from pdtrace.analysis.schema import EVENT_COLUMNS, FLAG, NULLABLE, SPAN_COLUMNS, TEXT, TIME, Column
+from pdtrace.analysis.schema import (
+    EVENT_COLUMNS,
+    FLAG,
+    ID,
+    NULLABLE,
+    SPAN_COLUMNS,
+    TEXT,
+    TIME,
+    Column,
+)
 from pdtrace.tracing import semconv
 
 REJECT_BACKWARDS: Final = "end_before_start"
@@ -21,19 +30,19 @@ BATCH: Final = 1 << 13
 _LARGEST: Final = (1 << 63) - 1
 
 _SHARED: Final = pa.dictionary(pa.int32(), pa.string())
-_TYPES: Final = {TEXT: _SHARED, TIME: pa.int64(), NULLABLE: pa.int64(), FLAG: pa.bool_()}
-_NEVER_TWICE: Final = "span_id"
+_TYPES: Final = {
+    TEXT: _SHARED, ID: pa.string(), TIME: pa.int64(), NULLABLE: pa.int64(), FLAG: pa.bool_()
+}  # fmt: skip
 
 
 def _schema(columns: Sequence[Column]) -> pa.Schema:
-    plain = {_NEVER_TWICE: pa.string()}
-    return pa.schema([(c.name, plain.get(c.name, _TYPES[c.dtype])) for c in columns])
+    return pa.schema([(column.name, _TYPES[column.dtype]) for column in columns])
 
 
 SPAN_SCHEMA: Final = _schema(SPAN_COLUMNS)
 EVENT_SCHEMA: Final = _schema(EVENT_COLUMNS)
 
-_RESOURCE: Final = {
+RESOURCE_ATTRIBUTES: Final = {
     semconv.ENGINE_ID: "engine_id",
     semconv.SERVICE_INSTANCE_ID: "instance_id",
     semconv.HOST_NAME: "host",
@@ -43,7 +52,7 @@ _RESOURCE: Final = {
     semconv.PP_RANK: "pp_rank",
     semconv.CLOCK_ID: "clock_id",
 }
-_ATTRIBUTES: Final = {
+SPAN_ATTRIBUTES: Final = {
     semconv.ERROR_TYPE: "error_type",
     semconv.REQUEST_ID: "request_id",
     semconv.ENGINE_REQUEST_ID: "engine_request_id",
@@ -80,10 +89,11 @@ def _setters(names: Mapping[str, str]) -> _Setters:
     return {key: (_PLACE[name], _DTYPE[name]) for key, name in names.items()}
 
 
-_OF_RESOURCE: Final = _setters(_RESOURCE)
-_OF_SPAN: Final = _setters(_ATTRIBUTES)
+_OF_RESOURCE: Final = _setters(RESOURCE_ATTRIBUTES)
+_OF_SPAN: Final = _setters(SPAN_ATTRIBUTES)
 EMPTY: Final[list[Any]] = [
-    {TEXT: "", NULLABLE: None, TIME: 0, FLAG: False}[column.dtype] for column in SPAN_COLUMNS
+    {TEXT: "", ID: "", NULLABLE: None, TIME: 0, FLAG: False}[column.dtype]
+    for column in SPAN_COLUMNS
 ]
 """A row in which nothing was said."""
 _ERROR: Final = _PLACE["error"]

@@ -6,12 +6,15 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from pdtrace.analysis.coded import NOTHING, codes
+from pdtrace.analysis.grouped import LARGEST, SMALLEST, highest, lowest, nullable, present
+
 
 class Cone:
     """Spans of the tries that count, and their events, ready for lookups by request.
 
     `spans`: own spans with `key`, `side`; `events`: name, time_ns, peer_rank, and the span's
-    request_id, side, span, pp_rank, tp_rank. `requests`: index of ids; both frames carry
+    side, span, pp_rank, tp_rank. `requests`: index of ids; both frames carry
     `key`, the place of the request in it.
     Every lookup returns a nullable Int64 series over `requests` in ns.
     """
@@ -19,26 +22,36 @@ class Cone:
     def __init__(self, spans: pd.DataFrame, events: pd.DataFrame, requests: pd.Index) -> None:
         self.requests = requests
         self.spans = spans
-        context = self.spans[["key", "request_id", "side", "name", "tp_rank", "pp_rank"]]
-        self.events = events.merge(
-            context.rename(columns={"name": "span"}), left_on="row", right_index=True
-        )
+        place = spans.index.get_indexer(pd.Index(events["row"]))
+        context = spans[["key", "side", "name", "tp_rank", "pp_rank"]].iloc[place[place >= 0]]
+        context = context.rename(columns={"name": "span"})
+        events = events[place >= 0]
+        self.events = pd.concat([events, context.set_axis(events.index)], axis=1)
         # Lookups are many and small: one grouping here spares a scan of all spans for each.
         self._by_name = {
             str(name): rows for name, rows in self.spans.groupby("name", observed=True)
         }
         self._by_side: dict[tuple[str, str], pd.DataFrame] = {}
+        self._either: dict[tuple[tuple[str, str], ...], pd.DataFrame] = {}
 
     def named(self, names: str | Sequence[str], side: str = "") -> pd.DataFrame:
         """Spans with one of these names, on `side` if given."""
         if not isinstance(names, str):
-            return pd.concat([self.named(name, side) for name in names])
+            return self.either(*((name, side) for name in names))
         rows = self._by_name.get(names, self.spans.iloc[:0])
         if not side:
             return rows
         if (names, side) not in self._by_side:
             self._by_side[names, side] = rows[rows["side"] == side]
         return self._by_side[names, side]
+
+    def either(self, *kinds: tuple[str, str]) -> pd.DataFrame:
+        """Spans of one of these kinds: a name and a side, or "" for any."""
+        if kinds not in self._either:
+            parts = [self.named(*kind) for kind in kinds]
+            some = [rows for rows in parts if len(rows)] or parts[:1]
+            self._either[kinds] = some[0] if len(some) == 1 else pd.concat(some)
+        return self._either[kinds]
 
     def start(self, names: str | Sequence[str], side: str = "") -> pd.Series:
         """Earliest start of these spans."""
@@ -61,14 +74,10 @@ class Cone:
 
     def reduce(self, rows: pd.DataFrame, column: str, how: Literal["min", "max"]) -> pd.Series:
         """min or max of an integer column by request; `rows` carry `key`, no `<NA>`."""
-        key = rows["key"].to_numpy(np.int64)
+        group, count = rows["key"].to_numpy(np.int64), len(self.requests)
         values = rows[column].to_numpy(np.int64)
-        limits = np.iinfo(np.int64)
-        found = np.full(len(self.requests), limits.max if how == "min" else limits.min)
-        (np.minimum if how == "min" else np.maximum).at(found, key, values)
-        known = np.zeros(len(self.requests), dtype=np.bool_)
-        known[key] = True
-        return pd.Series(pd.arrays.IntegerArray(found, ~known), index=self.requests)
+        found = (lowest if how == "min" else highest)(values, group, count)
+        return pd.Series(pd.arrays.IntegerArray(found, ~present(group, count)), index=self.requests)
 
     def has(self, names: str | Sequence[str], side: str = "") -> pd.Series:
         """Is there such a span? (bool)"""
@@ -80,39 +89,45 @@ class Cone:
 
     def listed(self, rows: pd.DataFrame) -> pd.Series:
         """Does the request occur in `rows`, which carry `key`? (bool)"""
-        found = np.zeros(len(self.requests), dtype=np.bool_)
-        found[rows["key"].to_numpy(np.int64)] = True
+        found = present(rows["key"].to_numpy(np.int64), len(self.requests))
         return pd.Series(found, index=self.requests)
 
     def text(self, column: str, rows: pd.DataFrame) -> pd.Series:
         """The first non-empty text by time, "" where there is none."""
-        said = rows[rows[column] != ""].sort_values(["start_ns", "end_ns", column])
-        first = said.groupby("request_id")[column].first()
-        return first.reindex(self.requests).fillna("").astype("str")
+        said = rows[rows[column] != ""]
+        key, code, count = said["key"].to_numpy(np.int64), codes(said[column]), len(self.requests)
+        first = lowest(code, key, count)
+        known = present(key, count)
+        several = known & (first != highest(code, key, count))
+        if several.any():
+            doubtful = said.assign(code=code)[several[key]]
+            ordered = doubtful.sort_values(["start_ns", "end_ns", "code"]).drop_duplicates("key")
+            first[ordered["key"]] = ordered["code"]
+        names = rows[column].cat.categories
+        first[~known] = names.get_indexer(pd.Index([NOTHING]))[0]
+        return pd.Series(names[first], index=self.requests, dtype="str")
 
 
 def earlier(*series: pd.Series) -> pd.Series:
     """Row-wise minimum that ignores `<NA>`; exact."""
-    return _extreme(series, later_wins=False)
+    return _extreme(series, np.minimum, LARGEST)
 
 
 def later(*series: pd.Series) -> pd.Series:
     """Row-wise maximum that ignores `<NA>`; exact."""
-    return _extreme(series, later_wins=True)
+    return _extreme(series, np.maximum, SMALLEST)
 
 
-def _extreme(series: Sequence[pd.Series], later_wins: bool) -> pd.Series:
-    best = series[0]
-    for other in series[1:]:
-        better = (other > best) if later_wins else (other < best)
-        take = best.isna() | better.fillna(False).astype("bool")
-        best = best.where(~take, other)
-    return best
+def _extreme(series: Sequence[pd.Series], which: np.ufunc, unknown: int) -> pd.Series:
+    values = [one.to_numpy(np.int64, na_value=unknown) for one in series]
+    return nullable(which.reduce(values), unknown).set_axis(series[0].index)
 
 
 def first_known(*series: pd.Series) -> pd.Series:
     """Row-wise the first value that is not `<NA>`."""
     best = series[0]
     for other in series[1:]:
-        best = best.where(best.notna(), other)
+        gaps = best.isna().to_numpy()
+        if gaps.any() and other.notna().to_numpy()[gaps].any():
+            best = best.mask(gaps, other)
     return best

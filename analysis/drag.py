@@ -87,14 +87,15 @@ class _Graph:
     """The event graph of many requests at once: one array element per request."""
 
     def __init__(self, handoffs: Handoffs, ids: pd.Index) -> None:
-        row = instants(handoffs).reindex(ids)
+        row = instants(handoffs)
+        row = row.iloc[row.index.get_indexer(ids)]
         self._row = row
         self.start = row["t0_ns"].to_numpy(np.int64)
         self._end = row["t1_ns"].to_numpy(np.int64)
         self._push = (row["mode"] == semconv.MODE_PUSH).to_numpy(np.bool_)
         self._handshakes = _spans_of(handoffs.handshakes, ids)
-        self._ranks = handoffs.ranks[handoffs.ranks["request_id"].isin(ids)]
-        self._place: Ints = ids.get_indexer(pd.Index(self._ranks["request_id"])).astype(np.int64)
+        place: Ints = ids.get_indexer(pd.Index(handoffs.ranks["request_id"])).astype(np.int64)
+        self._ranks, self._place = handoffs.ranks[place >= 0], place[place >= 0]
         self._prefill = self._draw_prefill()
         self._handing = Chain(self._prefill.at, self._prefill.known)
         self._handing.to(self._at("blocks_ns", self._push), phases.MATCH)

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+import numpy as np
 import pandas as pd
 
 from pdtrace.analysis import transfers
@@ -82,16 +83,15 @@ def flags(
         CLOCKS_NOT_KNOWN: row["aligned"] & ~row["one_clock"],
         "foreign_evidence": row["elsewhere"] & (row["evidence"] == EVIDENCE_OWN),
     }
-    held = pd.DataFrame(holds).astype("bool")
-    names = sorted(held.columns)
-    return pd.Series(
-        [
-            tuple(name for name, yes in zip(names, values, strict=True) if yes)
-            for values in held[names].itertuples(index=False)
-        ],
-        index=row.index,
-        dtype="object",
-    )
+    names = sorted(holds)
+    bits = np.zeros(len(row), dtype=np.int64)
+    for bit, name in enumerate(names):
+        bits |= holds[name].to_numpy(np.int64) << bit
+    kinds, place = np.unique(bits, return_inverse=True)
+    each = np.empty(len(kinds), dtype=object)
+    for number, kind in enumerate(kinds):
+        each[number] = tuple(name for bit, name in enumerate(names) if kind >> bit & 1)
+    return pd.Series(each[place], index=row.index, dtype="object")
 
 
 def _several_traces(cone: Cone) -> pd.Series:

@@ -1,10 +1,13 @@
 """What a request was, beside its times: model, sizes, caches, hosts, what was moved."""
 
+import numpy as np
 import pandas as pd
 
 from pdtrace.analysis import transfers
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
+from pdtrace.analysis.coded import dense
 from pdtrace.analysis.cone import Cone, first_known
+from pdtrace.analysis.grouped import SMALLEST, highest, present
 from pdtrace.tracing import semconv
 
 
@@ -42,8 +45,12 @@ def _most(cone: Cone, rows: pd.DataFrame, column: str) -> pd.Series:
 
 def _over_ranks(cone: Cone, rows: pd.DataFrame, column: str) -> pd.Series:
     """The sum over ranks, `<NA>` where one rank did not say."""
-    by_rank = rows.groupby(transfers.RANK)[column].max().reset_index()
-    total = by_rank.groupby("key")[column].sum()
-    known = by_rank[column].notna().groupby(by_rank["key"]).all()
-    found = total.astype("Int64").where(known).reindex(range(len(cone.requests)))
-    return found.set_axis(cone.requests)
+    rank = dense([rows[name].to_numpy(np.int64) for name in transfers.RANK])
+    count = len(cone.requests)
+    first = np.unique(rank, return_index=True)[1]
+    size = highest(rows[column].to_numpy(np.int64, na_value=SMALLEST), rank, len(first))
+    key, said = rows["key"].to_numpy(np.int64)[first], size != SMALLEST
+    total = np.zeros(count, dtype=np.int64)
+    np.add.at(total, key[said], size[said])
+    known = present(key, count) & ~present(key[~said], count)
+    return pd.Series(pd.arrays.IntegerArray(total, ~known), index=cone.requests)

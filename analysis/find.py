@@ -75,7 +75,8 @@ def _numbered(requests: pd.DataFrame, wanted: str) -> pd.Index:
 
 
 def _labels(spans: pd.DataFrame, where: pd.Series) -> pd.Index:
-    found: pd.Index = pd.Index(spans.loc[where & ~spans["phantom"], "request_id"].unique())
+    labels = spans.loc[where & ~spans["phantom"], "request_id"].unique()
+    found: pd.Index = pd.Index(labels, dtype="str")
     return found
 
 

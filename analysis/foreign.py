@@ -127,14 +127,16 @@ def fill(row: pd.DataFrame, told: pd.DataFrame) -> dict[str, pd.Series]:
 
 def _reasons(told: pd.DataFrame, used: pd.Series, by_d: pd.Series) -> pd.Series:
     """Why something is not known of a request that others tell of; "" where nothing is to say."""
+    reasons = told["reason"].where(used, "")
     wait = (told["d_scheduled_ns"] - told["d_has_ns"]).where(by_d)
-    named = [
-        "" if pd.isna(ns) or not ns else f"D's time_in_queue of {ns / 1e6:g} ms {_CONTAINS}"
-        for ns in wait
-    ]
-    pairs = zip(told["reason"].where(used, ""), named, strict=True)
-    said = ["; ".join(text for text in pair if text) for pair in pairs]
-    return pd.Series(said, index=told.index, dtype="str")
+    wait = wait[(wait != 0).fillna(False).astype("bool")]
+    named = pd.Series(
+        [f"D's time_in_queue of {ns / 1e6:g} ms {_CONTAINS}" for ns in wait],
+        index=wait.index,
+        dtype="str",
+    )
+    both = reasons.reindex(wait.index)
+    return reasons.mask(reasons.index.isin(wait.index), (both + "; ").where(both != "", "") + named)
 
 
 _CONTAINS: Final = "contains the whole KV wait, so it is no phase"

@@ -12,6 +12,7 @@ from typing import Final
 import pandas as pd
 
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
+from pdtrace.analysis.coded import decoded
 from pdtrace.analysis.identity import peer_is_of_this_request
 from pdtrace.tracing import semconv
 
@@ -27,7 +28,7 @@ def marks(spans: pd.DataFrame, own: pd.DataFrame) -> pd.DataFrame:
     requests with one hash on a side (a retry, a choice) the last one's events are kept.
     """
     events = spans[spans["name"].str.startswith(semconv.KV_LOG_SPAN)]
-    events = events[events["role"].isin((SIDE_PREFILL, SIDE_DECODE))]
+    events = decoded(events[events["role"].isin((SIDE_PREFILL, SIDE_DECODE))])
     known = dict(_hashes(own)) if len(events) else {}
     legs, groups = events["engine_request_id"].tolist(), events["request_id"].tolist()
     label = [

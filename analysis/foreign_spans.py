@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER
+from pdtrace.analysis.coded import decoded
 from pdtrace.analysis.cone import first_known
 from pdtrace.analysis.foreign_vllm import spellings
 from pdtrace.analysis.identity import ANOTHER
@@ -40,7 +41,8 @@ def told(table: SpansTable, own: pd.DataFrame) -> pd.DataFrame:
     mine = spans["name"].isin(_NAMES) | spans["name"].str.startswith(semconv.LLMD_PREFIX)
     if not mine.any():
         return pd.DataFrame(index=pd.Index([], dtype="str"))
-    legs = spans.loc[mine, _COLUMNS]
+    own = decoded(own)
+    legs = decoded(spans.loc[mine, _COLUMNS])
     events = table.events[table.events["row"].isin(legs.index)]
     for event, column in _EVENTS.items():
         at = events[events["name"] == event].groupby("row")["time_ns"].min()

@@ -5,6 +5,7 @@ are left out here, so that everything after it sees only ancestors of the first 
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import pandas as pd
 
@@ -44,6 +45,14 @@ class Handoffs:
     spans: pd.DataFrame
 
 
+_NOT_LOOKED_AT: Final = [
+    "span_id", "parent_id", "peer_engine_id", "peer_engine_request_id", "engine_request_id",
+    "instance_id", "config", "reason", "id", "instance",
+    "clock_sent_ns", "clock_remote_ns", "clock_received_ns",
+]  # fmt: skip
+"""Columns that the lookups by request do without."""
+
+
 def join(
     table: SpansTable,
     halfwidths: Alignment | pd.Series | None = None,
@@ -58,9 +67,14 @@ def join(
     own = own_spans(table.spans)
     others = foreign.told(table, own)
     row = _named(own, others)
-    own["key"] = row.index.get_indexer(pd.Index(own["request_id"])).astype("int64")
+    labels = own["request_id"].cat
+    own["key"] = row.index.get_indexer(labels.categories).astype("int64")[labels.codes]
     tries = attempts(own)
-    cone = Cone(own[in_chosen(own, tries)], table.events, row.index)
+    cone = Cone(
+        own.drop(columns=_NOT_LOOKED_AT)[in_chosen(own, tries)],
+        table.events,
+        row.index,
+    )
     found, back = transfers.ranks(cone), transfers.back_ranks(cone)
     row = row.assign(**sides.router(cone), **sides.prefill(cone), **sides.decode(cone))
     row = row.assign(
@@ -89,9 +103,10 @@ def join(
 
 def _named(own: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
     """By label, sorted: `id`, `instance`, and `evidence` (own, foreign: from others alone)."""
-    mine = own[~own["phantom"]].drop_duplicates("request_id").set_index("request_id")
+    mine = own.loc[~own["phantom"], ["request_id", "id", "instance"]].drop_duplicates("request_id")
+    mine = mine.astype({"request_id": "str", "id": "str"}).set_index("request_id")
     labels = mine.index.union(others.index).sort_values()
-    row = mine[["id", "instance"]].astype({"id": "str"}).reindex(labels.rename("request_id"))
+    row = mine.reindex(labels.rename("request_id"))
     ours = row["id"].notna()
     theirs = row.index.to_series().str.partition(ANOTHER).reindex(columns=range(3))
     number = pd.to_numeric(theirs[2].replace("", "1")).astype("int64")
@@ -206,12 +221,14 @@ def _names(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
 def _slowest_rank(cone: Cone, found: pd.DataFrame, row: pd.DataFrame) -> dict[str, pd.Series]:
     """How far the last rank of the initiator was behind the median, and its name."""
     behind = transfers.straggle(cone, found)
+    width = behind["rank_straggle_ns"]
+    behind, row = (frame[behind["slow_tp"].notna()] for frame in (behind, row))
     push = row["mode"] == semconv.MODE_PUSH
     engine = row["prefill_engine"].where(push, row["decode_engine"])
     stage = ("/pp" + behind["slow_pp"].astype("str")).where(behind["slow_pp"] > 0, "")
     name = engine + stage + "/tp" + behind["slow_tp"].astype("str")
-    slow = name.where(behind["slow_tp"].notna(), "").astype("str")
-    return {"rank_straggle_ns": behind["rank_straggle_ns"], "slowest_rank": slow}
+    slow = name.astype("str").reindex(cone.requests, fill_value="")
+    return {"rank_straggle_ns": width, "slowest_rank": slow}
 
 
 def _on_one_clock(row: pd.DataFrame) -> dict[str, pd.Series]:

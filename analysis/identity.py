@@ -7,11 +7,15 @@ goes by its request id: to the router's request that was open, else to the next 
 id that is used again makes a second request, while a router's retry stays in the first.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
+from pdtrace.analysis.coded import codes, dense
+from pdtrace.analysis.grouped import LARGEST, lowest, nullable, present
+from pdtrace.analysis.keys import numbers
 from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
 
@@ -22,100 +26,129 @@ _TOKENS: Final = (semconv.SPAN_FIRST_DECODE, semconv.SPAN_DECODE)
 _CHOICE: Final = r"^\d+_((?:chat)?cmpl-)"
 
 
-def engine_legs(spans: pd.DataFrame) -> pd.Series:
-    """vLLM's internal id of the leg: that of the request without the number of the choice."""
-    return spans["engine_request_id"].str.replace(_CHOICE, r"\1", regex=True)
+class Identity(NamedTuple):
+    """`requests`: label (unique), id, instance (from 1), code; sorted by label. For each span:
 
-
-def identify(own: pd.DataFrame) -> pd.DataFrame:
-    """For each of our spans the request it is of: `label` (unique), `id`, `instance` (from 1).
-
-    `mispaired` spans are of legs whose peer is a leg of another request of the router: two with
-    one id ran at once, and vLLM gave one the other's blocks. Needs the columns of the spans table;
-    the index of the result is that of `own`.
+    `request`, its row there (int64, shape (n,)); `mispaired` (bool): it is of a leg whose peer is
+    a leg of another request of the router: two with one id ran at once, and vLLM gave one the
+    other's blocks.
     """
-    own = own.assign(unit=_units(own))
-    units = _facts(own)
-    parents, peers = _parent_ties(own), _peer_ties(own)
+
+    requests: pd.DataFrame
+    request: Ints
+    mispaired: Bools
+
+
+def engine_legs(spans: pd.DataFrame) -> Ints:
+    """Number of vLLM's internal id of the leg: that of the request without the choice's number."""
+    ids = spans["engine_request_id"].cat
+    legs = ids.categories.str.replace(_CHOICE, r"\1", regex=True)
+    return pd.factorize(legs, sort=True)[0].astype(np.int64)[ids.codes]
+
+
+def identify(own: pd.DataFrame) -> Identity:
+    """For each of our spans the request it is of. Needs the coded columns of the spans table."""
+    unit, count = _units(own)
+    units = _facts(own, unit, count)
+    parents, peers = _parent_ties(own, unit), _peer_ties(own, unit)
     across = _across(units, parents, peers)
     ties = np.concatenate([parents, peers[~across]])
-    units["part"] = _components(len(units), ties)
+    units["part"] = components(count, ties)
     parts = _parts(units)
     parts["request"] = _gathered(parts)
-    requests = _numbered(parts)
-    place = own["unit"].map(units["part"]).map(parts["request"])
-    found = {name: place.map(requests[name]) for name in ("label", "id", "instance")}
-    return pd.DataFrame(found, index=own.index).assign(
-        mispaired=own["unit"].isin(peers[across].ravel())
+    requests = _numbered(parts, own["request_id"].cat.categories)
+    place = pd.Series(np.arange(len(requests)), index=requests.index)
+    request = units["part"].map(parts["request"]).map(place).to_numpy(np.int64)
+    return Identity(
+        requests=requests.reset_index(drop=True),
+        request=request[unit],
+        mispaired=present(peers[across].ravel(), count)[unit],
     )
 
 
-def _units(own: pd.DataFrame) -> pd.Series:
-    """Number of the unit of each span."""
-    router = own["name"].isin(_ROUTER)
-    single = own["trace_id"] + own["span_id"]
-    keys = pd.DataFrame(
-        {
-            "id": own["request_id"],
-            "engine": own["engine_id"].where(~router, single),
-            "leg": engine_legs(own).where(~router, ""),
-        }
-    )
-    return keys.groupby(["id", "engine", "leg"]).ngroup().astype("int64")
+def _units(own: pd.DataFrame) -> tuple[Ints, int]:
+    """Number of the unit of each span, and how many there are."""
+    router = own["name"].isin(_ROUTER).to_numpy(np.bool_)
+    # Each of the router's spans is one of its own.
+    single = np.where(router, np.arange(1, len(own) + 1), 0)
+    names = [codes(own["request_id"]), codes(own["engine_id"]), engine_legs(own)]
+    engine = [np.where(router, 0, part) for part in names[1:]]
+    unit = dense([names[0], *engine, single])
+    return unit, int(unit.max()) + 1 if len(unit) else 0
 
 
-def _facts(own: pd.DataFrame) -> pd.DataFrame:
-    """One row per unit: name, order, start_ns, end_ns, first_span, token_ns (a nullable time)."""
-    request = own["name"] == semconv.SPAN_REQUEST
-    decode = own["name"].isin(_TOKENS)
+def _facts(own: pd.DataFrame, unit: Ints, count: int) -> pd.DataFrame:
+    """One row per unit: id (code), order, start_ns, first (its first row); token_ns and opened_ns
+    (nullable times)."""
+    request = (own["name"] == semconv.SPAN_REQUEST).to_numpy(np.bool_)
+    decode = own["name"].isin(_TOKENS).to_numpy(np.bool_)
+    goes_on = (own["name"] == semconv.SPAN_DECODE).to_numpy(np.bool_)
     # Of one engine for both, and of a recompute on D: the prompt's end is the first token.
     alone = (own["name"] == semconv.SPAN_PREFILL) & (
         (own["mode"] == semconv.MODE_NONE) | (own["role"] == semconv.ROLE_DECODE)
     )
-    token = own["end_ns"].where(own["name"] != semconv.SPAN_DECODE, own["start_ns"])
-    works = (decode | alone) & ~own["error"]
-    order = np.select([request, own["name"] == semconv.SPAN_LEG, decode], [0, 1, 2], 3)
-    facts = own.assign(
-        order=order,
-        token_ns=token.astype("Int64").where(works),
-        opened_ns=own["start_ns"].astype("Int64").where(request),
-    )
-    return facts.groupby("unit").agg(
-        id=("request_id", "first"),
-        order=("order", "min"),
-        start_ns=("start_ns", "min"),
-        first_span=("span_id", "min"),
-        token_ns=("token_ns", "min"),
-        opened_ns=("opened_ns", "min"),
+    start, end = (own[name].to_numpy(np.int64) for name in ("start_ns", "end_ns"))
+    token = np.where(goes_on, start, end)
+    works = (decode | alone.to_numpy(np.bool_)) & ~own["error"].to_numpy(np.bool_)
+    order = np.select([request, (own["name"] == semconv.SPAN_LEG).to_numpy(), decode], [0, 1, 2], 3)
+    rows = np.arange(len(own), dtype=np.int64)
+    return pd.DataFrame(
+        {
+            "id": lowest(codes(own["request_id"]), unit, count),
+            "order": lowest(order, unit, count),
+            "start_ns": lowest(start, unit, count),
+            "first": lowest(rows, unit, count),
+            "token_ns": nullable(lowest(token[works], unit[works], count), LARGEST),
+            "opened_ns": nullable(lowest(start[request], unit[request], count), LARGEST),
+        }
     )
 
 
-def _parent_ties(own: pd.DataFrame) -> Ints:
+def _parent_ties(own: pd.DataFrame, unit: Ints) -> Ints:
     """Pairs of units (int64, shape (n, 2)) of which one has a span under a span of the other."""
-    spans = own[["trace_id", "span_id", "unit"]].drop_duplicates(["trace_id", "span_id"])
-    children = own.loc[own["parent_id"] != "", ["trace_id", "parent_id", "unit"]]
-    parents = children.merge(
-        spans, left_on=["trace_id", "parent_id"], right_on=["trace_id", "span_id"]
-    )
-    return parents[["unit_x", "unit_y"]].to_numpy(np.int64)
+    trace, parents = codes(own["trace_id"]), own["parent_id"]
+    child = (parents != "").to_numpy(np.bool_)
+    # Most parents have many children: each is looked up once.
+    asked = dense([trace[child], codes(parents)[child], unit[child]])
+    once = np.flatnonzero(child)[np.unique(asked, return_index=True)[1]]
+    wanted, there = numbers(pa.array(parents.iloc[once])), numbers(pa.array(own["span_id"]))
+    order = np.argsort(there, kind="stable")
+    first, last = (np.searchsorted(there[order], wanted, side) for side in ("left", "right"))
+    # Spans of several traces may share an id.
+    many = last - first
+    one = np.repeat(once, many)
+    place = np.repeat(first - np.cumsum(many) + many, many) + np.arange(len(one))
+    other = order[place]
+    same = trace[one] == trace[other]
+    return np.stack([unit[one[same]], unit[other[same]]], axis=1)
 
 
-def _peer_ties(own: pd.DataFrame) -> Ints:
+def _peer_ties(own: pd.DataFrame, unit: Ints) -> Ints:
     """Pairs of units (int64, shape (n, 2)) of which one names the other as its peer's leg."""
-    legs = own[["engine_request_id", "unit"]].drop_duplicates()
-    legs = legs[legs["engine_request_id"] != ""]
-    named = own.loc[peer_is_of_this_request(own), ["peer_engine_request_id", "unit"]]
-    peers = named.drop_duplicates().merge(
-        legs, left_on="peer_engine_request_id", right_on="engine_request_id"
-    )
+    legs = _once(codes(own["engine_request_id"]), unit, (own["engine_request_id"] != ""))
+    told = peers_in_own_terms(own)
+    named = _once(told, unit, peer_is_of_this_request(own) & (told >= 0))
+    peers = named.merge(legs, on="leg")
     return peers[["unit_x", "unit_y"]].to_numpy(np.int64)
+
+
+def _once(leg: Ints, unit: Ints, where: pd.Series) -> pd.DataFrame:
+    rows = where.to_numpy(np.bool_)
+    return pd.DataFrame({"leg": leg[rows], "unit": unit[rows]}).drop_duplicates()
+
+
+def peers_in_own_terms(spans: pd.DataFrame) -> Ints:
+    """The code that each peer's id has among `engine_request_id`, -1 where it is not among them."""
+    names = spans["engine_request_id"].cat.categories
+    peers = spans["peer_engine_request_id"].cat
+    place: Ints = names.get_indexer(peers.categories).astype(np.int64)
+    return place[peers.codes]
 
 
 def _across(units: pd.DataFrame, parents: Ints, peers: Ints) -> Bools:
     """Which pairs of peers join two different requests of the router (bool, shape (n,))."""
-    part = _components(len(units), parents)
-    routed = np.zeros(len(units), dtype=np.bool_)
-    routed[part[units["opened_ns"].notna().to_numpy(np.bool_)]] = True
+    part = components(len(units), parents)
+    routed = present(part[units["opened_ns"].notna().to_numpy(np.bool_)], len(units))
     one, other = part[peers[:, 0]], part[peers[:, 1]]
     across: Bools = (one != other) & routed[one] & routed[other]
     return across
@@ -131,7 +164,7 @@ def peer_is_of_this_request(spans: pd.DataFrame) -> pd.Series:
     return (spans["peer_engine_request_id"] != "") & ~(by_p & pull)
 
 
-def _components(count: int, ties: Ints) -> Ints:
+def components(count: int, ties: Ints) -> Ints:
     """The smallest unit of each unit's component (int64, shape (count,))."""
     one, other = ties[:, 0], ties[:, 1]
     part: Ints = np.arange(count, dtype=np.int64)
@@ -148,11 +181,11 @@ def _components(count: int, ties: Ints) -> Ints:
 
 def _parts(units: pd.DataFrame) -> pd.DataFrame:
     """One row per component; its id is the router's, else D's."""
-    ranked = units.sort_values(["part", "order", "start_ns", "first_span"])
+    ranked = units.sort_values(["part", "order", "start_ns", "first"])
     return ranked.groupby("part").agg(
         id=("id", "first"),
         start_ns=("start_ns", "min"),
-        first_span=("first_span", "min"),
+        first=("first", "min"),
         token_ns=("token_ns", "min"),
         opened_ns=("opened_ns", "min"),
     )
@@ -180,15 +213,16 @@ def _gathered(parts: pd.DataFrame) -> pd.Series:
     return found.fillna(first).astype("int64")
 
 
-def _numbered(parts: pd.DataFrame) -> pd.DataFrame:
-    """One row per request: id, instance (from 1, by time), label."""
-    ordered = parts.sort_values(["id", "start_ns", "first_span"])
-    requests = ordered.groupby("request").agg(
-        id=("id", "first"), start_ns=("start_ns", "min"), first_span=("first_span", "min")
-    )
-    requests["id"] = parts["id"].reindex(requests.index)
-    requests = requests.sort_values(["id", "start_ns", "first_span"])
-    requests["instance"] = requests.groupby("id").cumcount() + 1
-    more = ANOTHER + requests["instance"].astype("str")
-    requests["label"] = requests["id"] + more.where(requests["instance"] > 1, "")
-    return requests
+def _numbered(parts: pd.DataFrame, names: pd.Index) -> pd.DataFrame:
+    """One row per request, sorted by label: id, instance (from 1, by time), label, code.
+
+    `names`: the ids that the codes stand for.
+    """
+    requests = parts.groupby("request").agg(start_ns=("start_ns", "min"), first=("first", "min"))
+    requests["code"] = parts["id"].reindex(requests.index)
+    requests = requests.sort_values(["code", "start_ns", "first"])
+    instance = requests.groupby("code").cumcount() + 1
+    ids = pd.Series(names[requests["code"]], index=requests.index, dtype="str")
+    more = (ANOTHER + instance.astype("str")).where(instance > 1, "")
+    found = requests[["code"]].assign(id=ids, instance=instance, label=ids + more)
+    return found.sort_values("label")

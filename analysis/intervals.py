@@ -1,6 +1,6 @@
 """The intervals of every phase, drawn from the instants of the handoffs; they may overlap."""
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -9,8 +9,9 @@ import pandas as pd
 from pdtrace.analysis import phases
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER
 from pdtrace.analysis.cone import first_known, later
+from pdtrace.analysis.grouped import SMALLEST, highest, nullable
 from pdtrace.analysis.handoffs import Handoffs
-from pdtrace.analysis.sweep import Bools
+from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
 
 # One layer per phase in priority order, then the handshakes by side: a handshake inside a
@@ -21,6 +22,17 @@ LAYERS: Final = HANDSHAKE_D + 1
 
 
 _Lane = str | npt.NDArray[np.object_]
+
+
+class _Piece(NamedTuple):
+    """Intervals of one layer: int64 arrays of one length, and their lanes."""
+
+    row: Ints
+    layer: int
+    lane: Any
+    """A pandas Categorical."""
+    start_ns: Ints
+    end_ns: Ints
 
 
 class _Edge(NamedTuple):
@@ -62,8 +74,9 @@ def instants(handoffs: Handoffs) -> pd.DataFrame:
     row, known = handoffs.requests, handoffs.ranks
     counts = row["p_counts"]
     push = row["mode"] == semconv.MODE_PUSH
-    begun = known.dropna(subset=["begin_ns"]).groupby("request_id")["begin_ns"].max()
-    at_worker = begun.astype("Int64").reindex(row.index)
+    begun = known["begin_ns"].to_numpy(np.int64, na_value=SMALLEST)
+    at_worker = nullable(highest(begun, _places(row, known), len(row)), SMALLEST)
+    at_worker = at_worker.set_axis(row.index)
     counted = {name: row[name].where(counts) for name in row.columns if name.startswith("back_")}
     row = row.assign(**counted)
     loads_first = row["allocated_ns"].where(row["local"])
@@ -85,19 +98,29 @@ def instants(handoffs: Handoffs) -> pd.DataFrame:
 
 
 def draw(handoffs: Handoffs, by_rank: bool = False) -> pd.DataFrame:
-    """All intervals: request_id, layer, lane, start_ns, end_ns (int64), end after start.
+    """All intervals: row, layer, lane, start_ns, end_ns (int64 but the lane), end after start.
 
-    A lane is a side; `by_rank`, what a rank did is in a lane of its own, `side/tp1` or
-    `side/pp1/tp0`.
+    `row` is the place of the request among the handoffs' rows. A lane is a side; `by_rank`, what a
+    rank did is in a lane of its own, `side/tp1` or `side/pp1/tp0`.
     """
     row = instants(handoffs)
+    every = np.arange(len(row), dtype=np.int64)
     parts = [
-        _piece(row.index, row[edge.start], row[edge.end], phases.PRIORITY[edge.phase], edge.lane)
+        _piece(every, row[edge.start], row[edge.end], phases.PRIORITY[edge.phase], edge.lane)
         for edge in EDGES
     ]
     parts += [*_rank_pieces(handoffs, row, by_rank), *_handshake_pieces(handoffs, by_rank)]
     parts += _back_pieces(handoffs, row, by_rank)
-    drawn = pd.concat(parts, ignore_index=True)
+    layers = [np.full(len(part.row), part.layer, dtype=np.int64) for part in parts]
+    drawn = pd.DataFrame(
+        {
+            "row": np.concatenate([part.row for part in parts]),
+            "layer": np.concatenate(layers),
+            "lane": pd.api.types.union_categoricals([part.lane for part in parts]),
+            "start_ns": np.concatenate([part.start_ns for part in parts]),
+            "end_ns": np.concatenate([part.end_ns for part in parts]),
+        }
+    )
     return drawn[drawn["end_ns"] > drawn["start_ns"]].reset_index(drop=True)
 
 
@@ -113,67 +136,73 @@ def _lanes(side: _Lane, of: pd.DataFrame, by_rank: bool) -> _Lane:
     return lanes
 
 
-def _rank_pieces(handoffs: Handoffs, row: pd.DataFrame, by_rank: bool) -> list[pd.DataFrame]:
+def _places(row: pd.DataFrame, of: pd.DataFrame) -> Ints:
+    """The place of each request of `of` among the handoffs' rows."""
+    found: Ints = row.index.get_indexer(pd.Index(of["request_id"])).astype(np.int64)
+    return found
+
+
+def _capped(ranks: pd.DataFrame, landed: pd.Series) -> pd.Series:
+    """When each rank was done, at most when all has landed."""
+    landed = landed.set_axis(ranks.index)
+    return ranks["done_ns"].where(~(landed < ranks["done_ns"]).fillna(False), landed)
+
+
+def _rank_pieces(handoffs: Handoffs, row: pd.DataFrame, by_rank: bool) -> list[_Piece]:
     """Match, submit and transfer of each rank; a transfer ends at most when all has landed."""
     ranks = handoffs.ranks
-    ids = pd.Index(ranks["request_id"])
-    initiator = row["mode"].map({semconv.MODE_PUSH: SIDE_PREFILL}).fillna(SIDE_DECODE)
-    lane = _lanes(initiator.reindex(ids).to_numpy(dtype=object), ranks, by_rank)
+    at = _places(row, ranks)
+    push = (row["mode"] == semconv.MODE_PUSH).to_numpy(np.bool_)[at]
+    lane = _lanes(np.where(push, SIDE_PREFILL, SIDE_DECODE).astype(object), ranks, by_rank)
     on_p = _lanes(SIDE_PREFILL, ranks, by_rank)
-    landed = row["landed_ns"].reindex(ids).set_axis(ranks.index)
-    done = ranks["done_ns"].where(~(landed < ranks["done_ns"]).fillna(False), landed)
-    counted = row["p_counts"].reindex(ids).to_numpy()
-    both = ranks["both_ns"].where(counted)
+    both = ranks["both_ns"].where(row["p_counts"].to_numpy(np.bool_)[at])
+    done = _capped(ranks, row["landed_ns"].iloc[at])
     return [
-        _piece(ids, both, ranks["begin_ns"], phases.PRIORITY[phases.MATCH], on_p),
-        _piece(ids, ranks["begin_ns"], ranks["posted_ns"], phases.PRIORITY[phases.SUBMIT], lane),
-        _piece(ids, ranks["wire_ns"], done, phases.PRIORITY[phases.TRANSFER], lane),
+        _piece(at, both, ranks["begin_ns"], phases.PRIORITY[phases.MATCH], on_p),
+        _piece(at, ranks["begin_ns"], ranks["posted_ns"], phases.PRIORITY[phases.SUBMIT], lane),
+        _piece(at, ranks["wire_ns"], done, phases.PRIORITY[phases.TRANSFER], lane),
     ]
 
 
-def _back_pieces(handoffs: Handoffs, row: pd.DataFrame, by_rank: bool) -> list[pd.DataFrame]:
+def _back_pieces(handoffs: Handoffs, row: pd.DataFrame, by_rank: bool) -> list[_Piece]:
     """Submit and transfer of each rank of P that reads back."""
     ranks = handoffs.back_ranks
-    ids = pd.Index(ranks["request_id"])
-    counted = row["p_counts"].reindex(ids).to_numpy()
+    at = _places(row, ranks)
+    counted = row["p_counts"].to_numpy(np.bool_)[at]
     begin, wire = ranks["begin_ns"].where(counted), ranks["wire_ns"].where(counted)
-    landed = row["back_landed_ns"].reindex(ids).set_axis(ranks.index)
-    done = ranks["done_ns"].where(~(landed < ranks["done_ns"]).fillna(False), landed)
+    done = _capped(ranks, row["back_landed_ns"].iloc[at])
     lane = _lanes(SIDE_PREFILL, ranks, by_rank)
     return [
-        _piece(ids, begin, ranks["posted_ns"], phases.PRIORITY[phases.SUBMIT], lane),
-        _piece(ids, wire, done, phases.PRIORITY[phases.TRANSFER], lane),
+        _piece(at, begin, ranks["posted_ns"], phases.PRIORITY[phases.SUBMIT], lane),
+        _piece(at, wire, done, phases.PRIORITY[phases.TRANSFER], lane),
     ]
 
 
-def _handshake_pieces(handoffs: Handoffs, by_rank: bool) -> list[pd.DataFrame]:
+def _handshake_pieces(handoffs: Handoffs, by_rank: bool) -> list[_Piece]:
     found = handoffs.handshakes
     parts = []
     for side, layer in ((SIDE_PREFILL, HANDSHAKE_P), (SIDE_DECODE, HANDSHAKE_D)):
         mine = found[found["side"] == side]
-        ids, lane = pd.Index(mine["request_id"]), _lanes(side, mine, by_rank)
+        at, lane = _places(handoffs.requests, mine), _lanes(side, mine, by_rank)
         for place in (layer, phases.PRIORITY[phases.HANDSHAKE]):
-            parts.append(_piece(ids, mine["start_ns"], mine["end_ns"], place, lane))
+            parts.append(_piece(at, mine["start_ns"], mine["end_ns"], place, lane))
     return parts
 
 
-def _piece(
-    ids: pd.Index,
-    start: pd.Series,
-    end: pd.Series,
-    layer: int,
-    lane: _Lane,
-) -> pd.DataFrame:
-    """Rows of one layer whose two edges are both known."""
+def _piece(at: Ints, start: pd.Series, end: pd.Series, layer: int, lane: _Lane) -> _Piece:
+    """What of one layer has both edges known; `at`: places of the requests."""
     known = (start.notna().to_numpy() & end.notna().to_numpy()).astype(np.bool_)
-    return pd.DataFrame(
-        {
-            "request_id": ids[known],
-            "layer": np.int64(layer),
-            "lane": lane if isinstance(lane, str) else lane[known],
-            "start_ns": start.to_numpy(dtype=np.int64, na_value=0)[known],
-            "end_ns": end.to_numpy(dtype=np.int64, na_value=0)[known],
-        }
+    if isinstance(lane, str):
+        count = int(known.sum())
+        lanes = pd.Categorical.from_codes(np.zeros(count, np.int8), categories=pd.Index([lane]))
+    else:
+        lanes = pd.Categorical(pd.Series(lane[known], dtype="str"))
+    return _Piece(
+        at[known],
+        layer,
+        lanes,
+        start.to_numpy(dtype=np.int64, na_value=0)[known],
+        end.to_numpy(dtype=np.int64, na_value=0)[known],
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pdtrace.analysis.alignment import align
+from pdtrace.analysis.alignment import aligned, clocks_in
 from pdtrace.analysis.clock_notes import clipped_gaps, clock_notes
 from pdtrace.analysis.clocks import DRIFT_PPM, Clocks
 from pdtrace.analysis.handoffs import Handoffs, join
@@ -43,18 +43,24 @@ def load(
     waited for what.
     """
     read = tabulate(sources, limits)
-    alignment = align(read.table, drift_ppm)
-    handoffs = join(alignment.table, alignment, read.partial)
+    clocks = clocks_in(read.table, drift_ppm)
+    handoffs = handoffs_of(read.table, clocks, read.partial)
+    notes = [*read.notes, *clock_notes(handoffs.requests, clocks)]
     if handoffs.requests.empty:
-        raise SourceError(
-            f"{plural(len(read.table.spans), 'span')} and none that names a request: nothing says "
-            "which request waited for what"
-        )
-    rejected = [
-        f"rejected {count} of our spans: {why}" for why, count in read.table.rejected.items()
-    ]
-    handoffs = replace(
-        handoffs, requests=handoffs.requests.assign(clipped_gaps=clipped_gaps(handoffs))
+        raise SourceError(nothing_named(len(read.table.spans)))
+    return Loaded(handoffs, read.table, clocks, notes, read.partial)
+
+
+def handoffs_of(table: SpansTable, clocks: Clocks | None, partial: bool = False) -> Handoffs:
+    """The requests of a table on aligned clocks, with `clipped_gaps`; `partial`: see `join`."""
+    alignment = aligned(table, clocks)
+    found = join(alignment.table, alignment, partial)
+    return replace(found, requests=found.requests.assign(clipped_gaps=clipped_gaps(found)))
+
+
+def nothing_named(spans: int) -> str:
+    """Why there is nothing to split."""
+    return (
+        f"{plural(spans, 'span')} and none that names a request: nothing says which request waited "
+        "for what"
     )
-    notes = [*read.notes, *rejected, *clock_notes(handoffs, alignment.clocks)]
-    return Loaded(handoffs, read.table, alignment.clocks, notes, read.partial)

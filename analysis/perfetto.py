@@ -13,6 +13,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from pdtrace.analysis.attempts import SIDE_ROUTER
 from pdtrace.analysis.charts import Piece
+from pdtrace.analysis.coded import decoded
 from pdtrace.analysis.flows import chains
 from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.stretches import joined
@@ -98,7 +99,7 @@ def trace(handoffs: Handoffs, table: SpansTable, label: str, pieces: Sequence[Pi
 
 def _aligned_events(spans: pd.DataFrame, table: SpansTable) -> pd.DataFrame:
     """The events of these spans; each is moved by as much as its span was."""
-    events = table.events[table.events["row"].isin(spans.index)]
+    events = decoded(table.events[table.events["row"].isin(spans.index)])
     moved = spans["start_ns"] - table.spans["start_ns"].reindex(spans.index)
     return events.assign(time_ns=events["time_ns"] + moved.reindex(events["row"]).to_numpy())
 

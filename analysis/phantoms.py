@@ -8,12 +8,17 @@ needed: its trace, or the same peer's leg, or a failure on the same pair of engi
 
 from typing import Final
 
+import numpy as np
 import pandas as pd
 
+from pdtrace.analysis.coded import codes
+from pdtrace.analysis.identity import Identity
+from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
 
 JUST_BEFORE_NS: Final = 5 * 10**9
-_BARE: Final = r"[0-9a-f]{16}"
+BARE: Final = r"[0-9a-f]{16}"
+"""How vLLM names them."""
 _TRY: Final = ["engine_id", "engine_request_id"]
 _IDLE: Final = (
     semconv.SPAN_DECODE_ADMISSION,
@@ -24,41 +29,50 @@ _IDLE: Final = (
 """What such a request may leave: it arrived, and its worker may have told P."""
 
 
-def hosts(own: pd.DataFrame, requests: pd.DataFrame) -> pd.Series:
-    """Label of the request that failed, for each span of a phantom; index within that of `own`.
+def adopted(own: pd.DataFrame, found: Identity) -> tuple[Ints, Bools]:
+    """For each span the row of its request in `found`, and whether it is a phantom's.
 
-    `requests`: label and id of each span, by the index of `own`.
+    A phantom's spans go to the request that failed.
     """
-    spans = own.assign(label=requests["label"], id=requests["id"])
-    suspects = _suspects(spans)
+    suspects = _suspects(own)
+    request = found.request.copy()
+    phantom = np.zeros(len(own), dtype=np.bool_)
     if suspects.empty:
-        return pd.Series(dtype="str")
-    tied = suspects.loc[suspects["id"] != suspects["request_id"], "label"]
-    loose = suspects.drop(index=tied.index).drop_duplicates(_TRY)
-    found = _failed_before(loose, spans.drop(index=suspects.index))
-    mine = suspects.drop(index=tied.index).merge(found, on=_TRY, how="inner")
-    found_hosts: pd.Series = pd.concat([tied, mine.set_index("row")["after"]])
-    return found_hosts
+        return request, phantom
+    by_code = found.requests["code"].to_numpy(np.int64)
+    tied = by_code[request] != codes(own["request_id"])
+    loose = suspects[~tied[suspects["place"]]]
+    others = own.assign(request=request, place=np.arange(len(own))).drop(index=suspects.index)
+    after = _failed_before(loose.drop_duplicates(_TRY), others)
+    mine = loose.merge(after, on=_TRY, how="inner")
+    request[mine["place"]] = mine["after"].to_numpy(np.int64)
+    phantom[mine["place"]] = True
+    phantom[suspects["place"].to_numpy()[tied[suspects["place"]]]] = True
+    return request, phantom
 
 
-def _suspects(spans: pd.DataFrame) -> pd.DataFrame:
-    """Spans of tries with a bare id on D that were aborted before anything was done for them."""
-    bare = spans[
-        spans["engine_request_id"].str.fullmatch(_BARE) & (spans["role"] != semconv.ROLE_PREFILL)
-    ]
+def _suspects(own: pd.DataFrame) -> pd.DataFrame:
+    """Spans of tries with a bare id on D that were aborted before anything was done for them.
+
+    `place`: where the span is in `own`.
+    """
+    ids = own["engine_request_id"].cat
+    bare_id = ids.categories.str.fullmatch(BARE)[ids.codes]
+    place = np.flatnonzero(bare_id & (own["role"] != semconv.ROLE_PREFILL).to_numpy(np.bool_))
+    bare = own.iloc[place].assign(place=place)
     tries = bare.assign(
         idle=bare["name"].isin(_IDLE), aborted=bare["error_type"] == semconv.ERROR_ABORTED
     ).groupby(_TRY)
     idle, aborted = tries["idle"].transform("all"), tries["aborted"].transform("any")
     found: pd.DataFrame = bare[idle & aborted]
-    return found.assign(row=found.index)
+    return found
 
 
 def _failed_before(loose: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
     """engine_id, engine_request_id, after: the last failure with the same peer before each."""
-    columns = ["engine_id", "peer_engine_id", "peer_engine_request_id", "label", "end_ns"]
+    columns = ["engine_id", "peer_engine_id", "peer_engine_request_id", "request", "end_ns"]
     named = others["error"] & (others["peer_engine_id"] != "")
-    failed = others.loc[named, columns].rename(columns={"label": "after"})
+    failed = others.loc[named, columns].rename(columns={"request": "after"})
     pairs = loose[[*_TRY, *columns[1:3], "start_ns"]].merge(
         failed, on=["engine_id", "peer_engine_id"], suffixes=("", "_failed")
     )

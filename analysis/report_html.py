@@ -10,13 +10,12 @@ import pandas as pd
 from pdtrace.analysis import phases, report
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER
 from pdtrace.analysis.charts import Bar, Piece, stacked_bars, waterfall
-from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.html_table import html_table, swatch
 from pdtrace.analysis.report_style import style_sheet
 from pdtrace.analysis.rows import RequestRow, request_rows
 from pdtrace.analysis.split import Split
 from pdtrace.analysis.summary import TTFT, Summary, summarise
-from pdtrace.analysis.timeline import slowest, timeline
+from pdtrace.analysis.timeline import slowest
 
 SHOWN: Final = 6
 LARGEST: Final = 6
@@ -65,8 +64,11 @@ _CLASS_SWATCH: Final = {
 }
 
 
-def page(handoffs: Handoffs, split: Split, sources: Sequence[str], notes: Sequence[str]) -> str:
-    """The whole page. `sources` says what is shown; `notes` are sentences for the reader."""
+def page(split: Split, pieces: pd.DataFrame, sources: Sequence[str], notes: Sequence[str]) -> str:
+    """The whole page. `pieces`: of the `shown` requests (`timeline.pieces`).
+
+    `sources` says what is shown; `notes` are sentences for the reader.
+    """
     summary = summarise(split)
     quantiles, means = report.quantile_table(summary), report.phase_table(summary)
     return _PAGE.substitute(
@@ -81,7 +83,7 @@ def page(handoffs: Handoffs, split: Split, sources: Sequence[str], notes: Sequen
         quantiles=_grouped(quantiles),
         phase_title=escape(means.title),
         means=html_table(means, numeric_from=2, swatch_in=1),
-        waterfalls=_waterfalls(handoffs, split),
+        waterfalls=_waterfalls(split, pieces),
         legend=_legend(),
         kinds=_kinds(report.kind_table(summary)),
         known=_known(report.known_table(summary)),
@@ -123,11 +125,15 @@ def _bars(summary: Summary) -> list[Bar]:
     return bars
 
 
-def _waterfalls(handoffs: Handoffs, split: Split) -> str:
-    ids = slowest(split, SHOWN)
+def shown(split: Split) -> list[str]:
+    """The requests of which the page has a timeline: the slowest ones."""
+    return slowest(split, SHOWN)
+
+
+def _waterfalls(split: Split, pieces: pd.DataFrame) -> str:
+    ids = shown(split)
     if not ids:
         return _none("No request could be split.")
-    pieces = timeline(handoffs, split, ids)
     rows = dict(request_rows(split.requests.loc[ids]))
     return "".join(
         f'<div class="request">{_heading(rows[request_id])}'

@@ -1,6 +1,7 @@
 """The columns of the spans table with dtype and unit, and the check that a frame has them.
 
-Two frames. `spans` has one row per span; text columns hold "" where nothing was said, integer
+Two frames. `spans` has one row per span; text columns hold "" where nothing was said, and but for
+`span_id`, which never comes twice, their texts are categories in sorted order (`coded`); integer
 columns marked nullable hold `<NA>`. `events` has one row per span event and points to its span
 by `row`. Times are int64 Unix nanoseconds and stay integers throughout.
 """
@@ -10,7 +11,8 @@ from typing import Final, NamedTuple
 
 import pandas as pd
 
-TEXT: Final = "str"
+TEXT: Final = "category"
+ID: Final = "str"
 TIME: Final = "int64"
 NULLABLE: Final = "Int64"
 FLAG: Final = "bool"
@@ -26,7 +28,7 @@ class Column(NamedTuple):
 
 SPAN_COLUMNS: Final = (
     Column("trace_id", TEXT, "32 hex digits"),
-    Column("span_id", TEXT, "16 hex digits"),
+    Column("span_id", ID, "16 hex digits"),
     Column("parent_id", TEXT, "16 hex digits or empty"),
     Column("name", TEXT, "span name"),
     Column("start_ns", TIME, "Unix nanoseconds"),

@@ -45,8 +45,8 @@ def split(handoffs: Handoffs) -> Split:
     """
     rows = handoffs.requests.sort_values(["t0_ns"], kind="stable", na_position="last")
     whole = rows[rows["ttft_ns"].notna() & rows["aligned"]]
-    drawn = draw(handoffs)
-    found = phase_segments(drawn, whole)
+    drawn, labels = draw(handoffs), handoffs.requests.index
+    found = phase_segments(drawn, labels, whole)
     exposed = sweep.exposed(found, len(whole))
     union = sweep.union(found, len(whole))
     window = whole["ttft_ns"].to_numpy(np.int64)
@@ -64,7 +64,7 @@ def split(handoffs: Handoffs) -> Split:
         hidden=pd.DataFrame(hidden, index=whole.index, columns=names),
         drag=drag(handoffs, whole.index, union),
         classes=by_class(owned),
-        known=_known(drawn, rows[rows["ttft_ns"].isna() & rows["aligned"]]),
+        known=_known(drawn, labels, rows[rows["ttft_ns"].isna() & rows["aligned"]]),
     )
 
 
@@ -87,27 +87,35 @@ def _wire(rows: pd.DataFrame, whole: pd.Index, moving: sweep.Ints) -> dict[str, 
     }
 
 
-def _known(drawn: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+def _known(drawn: pd.DataFrame, labels: pd.Index, rows: pd.DataFrame) -> pd.DataFrame:
     """Exposed ns of each phase but `unattributed` between the ends of what was drawn."""
-    phase = drawn["layer"] < len(phases.NAMES)
-    mine = drawn[drawn["request_id"].isin(rows.index) & phase].groupby("request_id")
-    window = rows.assign(t0_ns=mine["start_ns"].min(), t1_ns=mine["end_ns"].max())
-    window = window.dropna(subset=["t0_ns", "t1_ns"]).astype({"t0_ns": "int64", "t1_ns": "int64"})
-    exposed = sweep.exposed(phase_segments(drawn, window), len(window))
+    mine = _of(drawn[drawn["layer"] < len(phases.NAMES)], labels, rows.index).groupby("key")
+    window = pd.DataFrame({"t0_ns": mine["start_ns"].min(), "t1_ns": mine["end_ns"].max()})
+    window = window.set_axis(rows.index[window.index])
+    # An empty frame would take over the rows of what it is assigned.
+    window = window.assign(mode=rows["mode"].reindex(window.index))
+    exposed = sweep.exposed(phase_segments(drawn, labels, window), len(window))
     exposed[:, WINDOW] = 0
     return pd.DataFrame(exposed, index=window.index, columns=list(phases.NAMES))
 
 
-def phase_segments(drawn: pd.DataFrame, whole: pd.DataFrame) -> sweep.Segments:
+def _of(drawn: pd.DataFrame, labels: pd.Index, wanted: pd.Index) -> pd.DataFrame:
+    """The intervals of some requests, `key` = the place in `wanted`; `labels`: what `row` means."""
+    key = wanted.get_indexer(labels).astype(np.int64)[drawn["row"]]
+    keyed = drawn.assign(key=key)
+    return keyed if (key >= 0).all() else keyed[key >= 0]
+
+
+def phase_segments(drawn: pd.DataFrame, labels: pd.Index, whole: pd.DataFrame) -> sweep.Segments:
     """Segments of the windows of `whole` with the phases active in each, in priority order.
 
-    `drawn`: the intervals of `pdtrace.analysis.intervals.draw`; keys are places in `whole`.
+    `drawn`: the intervals of `pdtrace.analysis.intervals.draw`, whose `row` means a place in
+    `labels`; keys are places in `whole`.
     """
-    place = pd.Series(np.arange(len(whole), dtype=np.int64), index=whole.index)
-    mine = drawn[drawn["request_id"].isin(whole.index)]
-    keyed = mine.assign(key=place.reindex(mine["request_id"]).to_numpy(np.int64))
+    keyed = _of(drawn, labels, whole.index)
     start, end = whole["t0_ns"].to_numpy(np.int64), whole["t1_ns"].to_numpy(np.int64)
-    window = pd.DataFrame({"key": place, "layer": WINDOW, "start_ns": start, "end_ns": end})
+    every = np.arange(len(whole), dtype=np.int64)
+    window = pd.DataFrame({"key": every, "layer": WINDOW, "start_ns": start, "end_ns": end})
     columns = ["key", "layer", "start_ns", "end_ns"]
     both = pd.concat([keyed[columns], window[columns]], ignore_index=True)
     found = sweep.segments(sweep.clip(both, start, end), LAYERS)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
+from pdtrace.analysis.coded import decoded
 from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.rows import RequestRow, request_rows
 from pdtrace.analysis.split import Split
@@ -83,7 +84,7 @@ class Subject:
 def only(handoffs: Handoffs, label: str) -> Handoffs:
     """The handoffs of one request."""
     parts = {
-        name: frame[frame["request_id"] == label]
+        name: decoded(frame[frame["request_id"] == label])
         for name, frame in vars(handoffs).items()
         if name != "requests" and "request_id" in frame
     }

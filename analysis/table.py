@@ -7,7 +7,7 @@ sorts first, so that the order of the input decides nothing.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pdtrace.analysis.coded import from_arrow, plain
 from pdtrace.analysis.columns import (
     EVENT_SCHEMA,
     REJECT_BACKWARDS,
@@ -26,6 +27,7 @@ from pdtrace.analysis.keys import fingerprints
 from pdtrace.analysis.records import SpanRecord
 from pdtrace.analysis.schema import (
     EVENT_COLUMNS,
+    ID,
     NULLABLE,
     SPAN_COLUMNS,
     TEXT,
@@ -82,6 +84,11 @@ class Copies:
 
     same: int = 0
     conflicts: Sequence[Conflict] = field(default_factory=tuple)
+
+    def __add__(self, other: Self) -> Self:
+        """Of two tables without a span in common."""
+        conflicts = sorted([*self.conflicts, *other.conflicts], key=lambda one: one[1:3])
+        return type(self)(self.same + other.same, tuple(conflicts))
 
     @property
     def dropped(self) -> int:
@@ -269,7 +276,7 @@ def _events_said(events: pa.Table, rows: pd.Index) -> pd.Series:
     mine = events.filter(pc.is_in(events["row"], pa.array(rows.to_numpy(np.int64))))
     frame = _frame(_columns(mine), EVENT_COLUMNS)
     frame["text"] = (
-        frame["name"] + "@" + frame["time_ns"].astype("str") + "/"
+        plain(frame["name"]) + "@" + frame["time_ns"].astype("str") + "/"
         + frame["peer_rank"].astype("str").fillna("")
     )  # fmt: skip
     said = frame.sort_values("text").groupby("row")["text"].agg(";".join)
@@ -317,7 +324,9 @@ def _frame(table: dict[str, pa.ChunkedArray], columns: Sequence[Column]) -> pd.D
     for column in columns:
         values = table.pop(column.name)
         if column.dtype == TEXT:
-            text = _decoded(values).cast(pa.large_string())
+            found[column.name] = from_arrow(values)
+        elif column.dtype == ID:
+            text = values.cast(pa.large_string())
             found[column.name] = pd.Series(text.to_pandas(types_mapper=_TEXTS.get))
         elif column.dtype == NULLABLE:
             found[column.name] = values.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)

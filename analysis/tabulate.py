@@ -2,22 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Final
 
-import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from pdtrace.analysis.keys import numbers
+from pdtrace.analysis.account import Account
 from pdtrace.analysis.sources import DEFAULT_LIMITS, plural
 from pdtrace.analysis.store import Batch, Limits, Reading, SourceError
-from pdtrace.analysis.table import Copies, SpansTable, TableBuilder
-from pdtrace.tracing import semconv
-
-_CONFLICTS_NAMED: Final = 10
+from pdtrace.analysis.table import SpansTable, TableBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +36,15 @@ def tabulate(sources: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS) -> 
     table, copies = builder.finish()
     if table.spans.empty and not builder.columns.rejected:
         raise SourceError(reading.nothing(sources))
+    account = Account.of(table, copies, reading.tally.refused)
     return Tabulated(
         table=table,
         notes=[
             *reading.notes,
             *reading.tally_notes(),
-            *_copy_notes(copies),
-            *_orphan_notes(table.spans, reading.tally.refused),
-            *_low_bits_notes(table.spans),
+            *account.notes(),
             *_listed_notes(table.spans, reading.tally.listed),
+            *account.refusals(),
         ],
         rejected=dict(reading.tally.rejected),
         partial=reading.tally.partial > 0,
@@ -75,56 +67,12 @@ def collect(
     return builder, reading
 
 
-def _copy_notes(copies: Copies) -> list[str]:
-    notes = []
-    if copies.same:
-        spans = plural(copies.same, "span")
-        notes.append(f"dropped {spans} that came again with the same content")
-    for name, trace_id, span_id, times in islice(copies.conflicts, _CONFLICTS_NAMED):
-        notes.append(
-            f"span {name} {span_id} of trace {trace_id} came again "
-            f"with other content ({plural(times, 'time')}); the longest is kept"
-        )
-    unnamed = len(copies.conflicts) - _CONFLICTS_NAMED
-    if unnamed > 0:
-        notes.append(f"{plural(unnamed, 'more span')} came again with other content")
-    return notes
-
-
-def _orphan_notes(spans: pd.DataFrame, refused: list[tuple[str, str, str]]) -> list[str]:
-    """Spans of ours, also refused ones, whose parent is in no source: joined by request id."""
-    name, parent, span = (pa.array(spans[c]) for c in ("name", "parent_id", "span_id"))
-    ours = pc.is_in(name, pa.array(semconv.OWN_SPANS, name.type)).to_numpy(zero_copy_only=False)
-    more = [numbers(pa.array([ids[place] for ids in refused], pa.string())) for place in (1, 2)]
-    children = np.concatenate([numbers(parent)[ours], more[1]])
-    children = children[children != 0]
-    lost = children[~np.isin(children, np.concatenate([numbers(span), more[0]]))]
-    if not len(lost):
-        return []
-    parents = plural(len(np.unique(lost)), "parent")
-    return [
-        f"{plural(len(lost), 'span')} of {parents} that is in no source: joined by request id, "
-        "which needs no parent"
-    ]
-
-
-def _low_bits_notes(spans: pd.DataFrame) -> list[str]:
-    """Trace ids of 64 bits beside ids of 128 bits that end alike."""
-    ids = pd.Series(spans["trace_id"].unique(), dtype="str")
-    short = ids.str.startswith("0" * 16)
-    alike = ids[short].str[16:].isin(ids[~short & (ids != "")].str[16:])
-    if not alike.any():
-        return []
-    traces = plural(int(alike.sum()), "trace id")
-    return [f"{traces} of 64 bits match another only in these: taken for different traces"]
-
-
 def _listed_notes(spans: pd.DataFrame, listed: list[str]) -> list[str]:
     """What a search result named, against what is there."""
     if not listed:
         return []
     wanted = pd.Series(sorted(set(listed)), dtype="str")
-    missing = wanted[~wanted.isin(spans["trace_id"])]
+    missing = wanted[~wanted.isin(spans["trace_id"].cat.categories)]
     said = f"a search result names {plural(len(wanted), 'trace')}"
     if missing.empty:
         return [f"{said}: all of them are in the sources"]

@@ -1,6 +1,7 @@
 """Timelines: for a few requests, which phase was active in which lane, and which one owned it."""
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,8 @@ from pdtrace.analysis import phases, sweep
 from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.intervals import draw
 from pdtrace.analysis.split import WINDOW, Split, phase_segments
+
+COLUMNS: Final = ["request_id", "lane", "phase", "start_ns", "end_ns", "owned"]
 
 
 def slowest(split: Split, count: int) -> list[str]:
@@ -30,8 +33,11 @@ def pieces(handoffs: Handoffs, whole: pd.DataFrame, by_rank: bool = False) -> pd
     nothing explains is owned by `unattributed` in a lane of that name. `by_rank`: where several
     ranks of a side took part, what each did is in a lane of its own (see `intervals.draw`).
     """
-    drawn = draw(handoffs, by_rank)
-    cuts = _cuts(phase_segments(drawn, whole), whole)
+    if whole.empty:
+        return pd.DataFrame(columns=COLUMNS)
+    drawn, labels = draw(handoffs, by_rank), handoffs.requests.index
+    cuts = _cuts(phase_segments(drawn, labels, whole), whole)
+    drawn = drawn.assign(request_id=labels[drawn["row"]], lane=drawn["lane"].astype("str"))
     drawn = drawn[drawn["request_id"].isin(whole.index) & (drawn["layer"] < len(phases.NAMES))]
     pairs = cuts.merge(drawn, on=["request_id", "layer"], suffixes=("", "_drawn"))
     inside = (pairs["start_ns"] >= pairs["start_ns_drawn"]) & (
@@ -48,7 +54,7 @@ def pieces(handoffs: Handoffs, whole: pd.DataFrame, by_rank: bool = False) -> pd
         start_ns=both["start_ns"] - arrival,
         end_ns=both["end_ns"] - arrival,
     )
-    return _joined(both[["request_id", "lane", "phase", "start_ns", "end_ns", "owned"]])
+    return _joined(both[COLUMNS])
 
 
 def _shared_lanes(both: pd.DataFrame) -> pd.Series:

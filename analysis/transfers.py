@@ -5,22 +5,16 @@ The initiator is P in push (it WRITEs) and D in pull (it READs); the spans say w
 
 from typing import Final
 
+import numpy as np
 import pandas as pd
 
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
+from pdtrace.analysis.coded import dense
 from pdtrace.analysis.cone import Cone, earlier, first_known
+from pdtrace.analysis.grouped import LARGEST, SMALLEST, highest, lowest, nullable, present
 from pdtrace.tracing import semconv
 
 RANK: Final = ["key", "pp_rank", "tp_rank"]
-INSTANTS: Final = (
-    "blocks_ns",
-    "received_ns",
-    "both_ns",
-    "begin_ns",
-    "posted_ns",
-    "wire_ns",
-    "done_ns",
-)
 
 
 def ranks(cone: Cone) -> pd.DataFrame:
@@ -29,31 +23,23 @@ def ranks(cone: Cone) -> pd.DataFrame:
     `blocks_ns`, `received_ns`, `both_ns` (push: blocks ready, registration received, the later
     one), `begin_ns`, `posted_ns` (submit), `wire_ns`, `done_ns` (completion span).
     """
-    submit, complete = moves(cone)
-    return _by_rank(
-        cone,
-        _matches(cone.named(semconv.SPAN_MATCH, SIDE_PREFILL)) | _transfers(submit, complete),
-    )
+    return _by_rank(cone, cone.named(semconv.SPAN_MATCH, SIDE_PREFILL), *moves(cone))
 
 
 def moves(cone: Cone) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The spans of the handoff's submits and completions: P's WRITEs or D's READs."""
-    submit = [
-        cone.named(semconv.SPAN_WRITE_SUBMIT),
-        cone.named(semconv.SPAN_READ_SUBMIT, SIDE_DECODE),
-    ]
-    complete = [
-        cone.named(semconv.SPAN_WRITE_COMPLETE),
-        cone.named(semconv.SPAN_READ_COMPLETE, SIDE_DECODE),
-    ]
-    return pd.concat(submit), pd.concat(complete)
+    submit = cone.either((semconv.SPAN_WRITE_SUBMIT, ""), (semconv.SPAN_READ_SUBMIT, SIDE_DECODE))
+    complete = cone.either(
+        (semconv.SPAN_WRITE_COMPLETE, ""), (semconv.SPAN_READ_COMPLETE, SIDE_DECODE)
+    )
+    return submit, complete
 
 
 def back_ranks(cone: Cone) -> pd.DataFrame:
     """The same as `ranks` for what P READs back from D before its prefill (a later turn)."""
     submit = cone.named(semconv.SPAN_READ_SUBMIT, SIDE_PREFILL)
     complete = cone.named(semconv.SPAN_READ_COMPLETE, SIDE_PREFILL)
-    return _by_rank(cone, _transfers(submit, complete))
+    return _by_rank(cone, cone.spans.iloc[:0], submit, complete)
 
 
 def back_landed(cone: Cone, found: pd.DataFrame, told: pd.Series) -> pd.Series:
@@ -62,37 +48,40 @@ def back_landed(cone: Cone, found: pd.DataFrame, told: pd.Series) -> pd.Series:
     return earlier(by_request(cone, found, "done_ns").mask(cone.listed(open_ended)), told)
 
 
-def _transfers(submit: pd.DataFrame, complete: pd.DataFrame) -> dict[str, pd.Series]:
-    return {
-        "begin_ns": submit.groupby(RANK)["start_ns"].min(),
-        "posted_ns": submit.groupby(RANK)["end_ns"].max(),
-        "wire_ns": complete.groupby(RANK)["start_ns"].min(),
-        "done_ns": complete.groupby(RANK)["end_ns"].max(),
-    }
+def _by_rank(
+    cone: Cone, match: pd.DataFrame, submit: pd.DataFrame, complete: pd.DataFrame
+) -> pd.DataFrame:
+    """The instants of each rank from its spans; of match and registration the first is recorded."""
+    every = pd.concat([part[RANK] for part in (match, submit, complete)])
+    number = dense([every[name].to_numpy(np.int64) for name in RANK])
+    first = np.unique(number, return_index=True)[1]
+    rank = np.split(number, np.cumsum([len(match), len(submit)]))
 
+    def earliest(place: int, rows: pd.DataFrame, column: str = "start_ns") -> pd.Series:
+        values = rows[column].to_numpy(np.int64)
+        return nullable(lowest(values, rank[place], len(first)), LARGEST)
 
-def _by_rank(cone: Cone, columns: dict[str, pd.Series]) -> pd.DataFrame:
-    index = columns["begin_ns"].index
-    for series in columns.values():
-        index = index.union(series.index)
-    absent = pd.Series(pd.NA, index=index, dtype="Int64")
-    found = pd.DataFrame(
-        {name: columns.get(name, absent).astype("Int64").reindex(index) for name in INSTANTS},
-        index=index,
-    ).reset_index()
-    return found.assign(request_id=cone.requests[found["key"]])
+    def latest(place: int, rows: pd.DataFrame, column: str = "end_ns") -> pd.Series:
+        values = rows[column].to_numpy(np.int64)
+        return nullable(highest(values, rank[place], len(first)), SMALLEST)
 
-
-def _matches(match: pd.DataFrame) -> dict[str, pd.Series]:
-    """Blocks ready and registration received by rank; the one that came first is recorded."""
-    grouped = match.groupby(RANK)
-    start, end = grouped["start_ns"].min(), grouped["end_ns"].max()
-    registration_first = grouped["match_first"].max() == semconv.MATCH_REGISTRATION
-    return {
-        "blocks_ns": end.where(registration_first, start).astype("Int64"),
-        "received_ns": start.where(registration_first, end).astype("Int64"),
-        "both_ns": end.astype("Int64"),
-    }
+    by_registration = (match["match_first"] == semconv.MATCH_REGISTRATION).to_numpy(np.bool_)
+    registration_first = present(rank[0][by_registration], len(first))
+    begun, met = earliest(0, match), latest(0, match)
+    key = every["key"].to_numpy(np.int64)[first]
+    return pd.DataFrame(
+        {
+            **{name: every[name].to_numpy(np.int64)[first] for name in RANK},
+            "blocks_ns": met.where(registration_first, begun),
+            "received_ns": begun.where(registration_first, met),
+            "both_ns": met,
+            "begin_ns": earliest(1, submit),
+            "posted_ns": latest(1, submit),
+            "wire_ns": earliest(2, complete),
+            "done_ns": latest(2, complete),
+            "request_id": cone.requests[key],
+        }
+    )
 
 
 def by_request(cone: Cone, rows: pd.DataFrame, column: str) -> pd.Series:

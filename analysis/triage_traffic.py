@@ -6,6 +6,7 @@ from typing import Final, Self
 import numpy as np
 import pandas as pd
 
+from pdtrace.analysis.coded import decoded
 from pdtrace.analysis.evidence import LEASE_EXPIRED, MISPAIRED
 from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.split import Split
@@ -44,7 +45,7 @@ class Traffic:
         """Everything that a split says, each request with its standing."""
         rows = split.requests
         rows = rows.assign(standing=standing(rows, split.splittable))
-        return cls(rows, split.exposed, split.hidden, split.drag, handoffs.spans)
+        return cls(rows, split.exposed, split.hidden, split.drag, decoded(handoffs.spans))
 
     def pick(self, keep: pd.Series) -> Self:
         """Only these requests: a bool series over `requests`. All spans stay."""

@@ -16,10 +16,11 @@ from rich.progress import (
 )
 
 from pdtrace.analysis.load import load
-from pdtrace.analysis.report_html import page
+from pdtrace.analysis.report_html import page, shown
 from pdtrace.analysis.sources import SourceError
 from pdtrace.analysis.split import Split, split
 from pdtrace.analysis.table import SpansTable
+from pdtrace.analysis.timeline import timeline
 from pdtrace.cli.interrupt import stop_on_signals
 from pdtrace.cli.split_cmd import print_tables
 from pdtrace.connector.cluster import ClusterError
@@ -131,10 +132,11 @@ def _report(runs: list[DemoRun], out: Path, console: Console) -> list[str]:
     stores = [run.store for run in runs]
     loaded = load(stores)
     done = split(loaded.handoffs)
+    pieces = timeline(loaded.handoffs, done, shown(done))
     print_tables(done, console)
     html = out / "report.html"
     html.write_text(
-        page(loaded.handoffs, done, [str(store) for store in stores], loaded.notes),
+        page(done, pieces, [str(store) for store in stores], loaded.notes),
         encoding="utf-8",
     )
     console.print(f"\nReport: {html}\nStores: {', '.join(map(str, stores))}", highlight=False)

@@ -10,7 +10,7 @@ from generator import EPOCH_NS, Shape, Writer, records
 from pdtrace.analysis import phases
 from pdtrace.analysis.handoffs import join
 from pdtrace.analysis.records import SpanRecord
-from pdtrace.analysis.report_html import page
+from pdtrace.analysis.report_html import page, shown
 from pdtrace.analysis.split import split
 from pdtrace.analysis.table import build
 from pdtrace.analysis.timeline import slowest, timeline
@@ -21,7 +21,8 @@ EVIL = "<script>alert('x')</script>&\"r"
 
 def html(spans: list[SpanRecord], notes: tuple[str, ...] = ()) -> str:
     handoffs = join(build(spans))
-    return page(handoffs, split(handoffs), [f"{EVIL}.jsonl"], notes)
+    done = split(handoffs)
+    return page(done, timeline(handoffs, done, shown(done)), [f"{EVIL}.jsonl"], notes)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from pdtrace.analysis import phases
+from pdtrace.analysis.coded import decoded
 from pdtrace.analysis.table import SPAN_COLUMNS
 from pdtrace.analysis.triage_traffic import RANKED, Traffic, standing
 from pdtrace.tracing import semconv as sc
@@ -99,7 +100,7 @@ def _rows(random: np.random.Generator, index: pd.Index, p: int, d: int) -> pd.Da
 def empty_spans() -> pd.DataFrame:
     """Own spans, none of them."""
     columns = {column.name: pd.Series(dtype=column.dtype) for column in SPAN_COLUMNS}
-    return pd.DataFrame(columns).assign(side="", id="")
+    return decoded(pd.DataFrame(columns)).assign(side="", id="")
 
 
 def _whole(rows: pd.DataFrame, exposed: pd.DataFrame, spans: pd.DataFrame) -> Traffic:

@@ -1,0 +1,63 @@
+"""Text as categories in sorted order: comparing, filtering and grouping then cost an integer each.
+
+A column of ids or names says the same few texts very often. Every category column of one frame
+contains "", which stands for "nothing was said".
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Ints = npt.NDArray[np.int64]
+NOTHING = ""
+
+
+def coded(texts: pd.Series) -> pd.Series:
+    """The same texts as categories, sorted, with "" among them; what is coded stays as it is."""
+    if isinstance(texts.dtype, pd.CategoricalDtype):
+        return texts
+    codes, names = pd.factorize(pd.concat([texts, pd.Series([NOTHING], dtype="str")]), sort=True)
+    kind = pd.CategoricalDtype(names, ordered=True)
+    return pd.Series(pd.Categorical.from_codes(codes[:-1], dtype=kind), index=texts.index)
+
+
+def from_arrow(column: pa.ChunkedArray) -> pd.Series:
+    """Texts with a dictionary as categories, sorted, with "" among them."""
+    whole = column.unify_dictionaries().combine_chunks()
+    names, place = whole.dictionary, whole.indices.to_numpy()
+    texts = pc.unique(pa.concat_arrays([names, pa.array([NOTHING], names.type)]))
+    texts = texts.take(pc.sort_indices(texts))
+    places = pc.index_in(names, texts).to_numpy()
+    kind = pd.CategoricalDtype(pd.Index(texts.to_pandas(), dtype="str"), ordered=True)
+    found = places[place] if len(places) else place
+    return pd.Series(pd.Categorical.from_codes(found, dtype=kind))
+
+
+def codes(column: pd.Series) -> Ints:
+    """Place of each text among the categories (int64, shape (n,)): in the order of the texts."""
+    found: Ints = column.cat.codes.to_numpy().astype(np.int64)
+    return found
+
+
+def plain(column: pd.Series) -> pd.Series:
+    """The texts as such."""
+    return column.astype("str")
+
+
+def decoded(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with its categories as plain text, for work that makes new texts of them."""
+    mine = frame.select_dtypes("category").columns
+    return frame.assign(**{name: plain(frame[name]) for name in mine})
+
+
+def dense(parts: Sequence[Ints]) -> Ints:
+    """Equal combinations get equal numbers from 0 on, in the order of the combinations (int64)."""
+    found = parts[0]
+    for part in parts[1:]:
+        found = np.unique(found, return_inverse=True)[1] if len(found) else found
+        found = found * (int(part.max()) + 1 if len(part) else 1) + part
+    return np.unique(found, return_inverse=True)[1].astype(np.int64)
