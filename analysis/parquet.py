@@ -6,11 +6,13 @@ A row is a span with its events in it. Text is stored once a file, and reading h
 they are. A file is complete or not there at all.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -22,8 +24,8 @@ from pdtrace.analysis.schema import EVENT_COLUMNS
 MAGIC: Final = b"PAR1"
 FILE: Final = "spans.parquet"
 HOUR_NS: Final = 3600 * 10**9
-ROW_GROUP: Final = 1 << 20
-"""Rows that are read at a time: about 100 MB."""
+ROW_GROUP: Final = 1 << 17
+"""Rows that are read at a time: about 15 MB."""
 _KEY: Final = b"pdtrace.spans"
 _VERSION: Final = b"1"
 _EVENTS: Final = "events"
@@ -55,25 +57,55 @@ def read_batches(path: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
 
     Columns that the file lacks, since it was written before there were any, are empty.
     """
+    with _opened(path) as file:
+        for group in range(file.num_row_groups):
+            yield _apart(file.read_row_group(group))
+
+
+def read_rows(
+    path: Path, rows: Mapping[int, npt.NDArray[np.int32]]
+) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """The same of some row groups (by number), of each only these rows (int32, ascending)."""
+    with _opened(path) as file:
+        for group, wanted in rows.items():
+            yield _apart(file.read_row_group(group).take(pa.array(wanted)))
+
+
+def read_columns(path: Path, names: Sequence[str]) -> Iterator[pa.Table]:
+    """These columns only, row group by row group; those that the file lacks are empty."""
+    with _opened(path) as file:
+        known = [name for name in names if name in file.schema_arrow.names]
+        for group in range(file.num_row_groups):
+            rows = file.read_row_group(group, columns=known)
+            yield pa.table({name: _column(rows, SPAN_SCHEMA.field(name)) for name in names})
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    """The file, if it is a spans table; raises `ParquetError` whatever is wrong with it."""
     try:
         known = pq.read_schema(path)
         if (known.metadata or {}).get(_KEY) != _VERSION:
             raise ParquetError("is Parquet, but not a spans table of `pdtrace export`")
         texts = [f.name for f in SPAN_SCHEMA if f.type == _TEXT and f.name in known.names]
         with pq.ParquetFile(path, read_dictionary=texts) as file:
-            for group in range(file.num_row_groups):
-                yield _apart(file.read_row_group(group))
+            yield file
     except pa.ArrowInvalid as error:
         raise ParquetError(f"is broken Parquet: {str(error).splitlines()[0]}") from error
 
 
+def is_spans_table(path: Path) -> bool:
+    """Whether the file is Parquet of `pdtrace export`, as far as its end says so."""
+    try:
+        with _opened(path):
+            return True
+    except (ParquetError, OSError):
+        return False
+
+
 def _apart(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Spans and events of one row group."""
-    known = set(rows.column_names)
-    spans = [
-        rows[field.name].cast(field.type) if field.name in known else _nothing(field, len(rows))
-        for field in SPAN_SCHEMA
-    ]
+    spans = [_column(rows, field) for field in SPAN_SCHEMA]
     lists = rows[_EVENTS].combine_chunks()
     if isinstance(lists, pa.ChunkedArray):
         lists = lists.chunk(0) if lists.num_chunks else pa.array([], rows[_EVENTS].type)
@@ -81,6 +113,12 @@ def _apart(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
     events = [pc.cast(pc.list_parent_indices(lists), pa.int64())]
     events += [pc.struct_field(flat, field.name).cast(field.type) for field in _EVENT]
     return pa.table(spans, schema=SPAN_SCHEMA), pa.table(events, schema=EVENT_SCHEMA)
+
+
+def _column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
+    if field.name in rows.column_names:
+        return rows[field.name].cast(field.type)
+    return _nothing(field, len(rows))
 
 
 def _nothing(field: pa.Field, count: int) -> pa.Array:

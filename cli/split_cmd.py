@@ -1,7 +1,9 @@
 """`pdtrace split`: where each first token waited."""
 
+import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -11,14 +13,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from pdtrace.analysis import report
+from pdtrace.analysis.analyse import Analysed, Workers, analyse
 from pdtrace.analysis.clock_notes import limited
 from pdtrace.analysis.flat import flat, write_csv, write_parquet
-from pdtrace.analysis.load import Loaded, load
-from pdtrace.analysis.report_html import page
+from pdtrace.analysis.report_html import page, shown
 from pdtrace.analysis.selection import Selection, select
 from pdtrace.analysis.sources import Limits, SourceError
-from pdtrace.analysis.split import Split, split
+from pdtrace.analysis.split import Split
 from pdtrace.analysis.summary import summarise
+from pdtrace.analysis.workers import WorkersError
+from pdtrace.analysis.workers import dask as on_dask
+from pdtrace.analysis.workers import processes as on_processes
 from pdtrace.cli.options import Sources, reading
 from pdtrace.cli.output import failure, finish, standard_output, write
 from pdtrace.cli.tables import drawn
@@ -61,35 +66,51 @@ def split_command(
     window: Annotated[
         str | None, typer.Option(help=f"Only requests that arrived then: {HELP}")
     ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(min=0, help="Processes for a large spans table in Parquet; 0: one a core."),
+    ] = 0,
+    dask: Annotated[
+        str | None,
+        typer.Option(help="Split a spans table in Parquet on Dask: tcp://scheduler:8786 or local."),
+    ] = None,
 ) -> None:
     """Split the time to first token of each request into waits that sum to it exactly.
 
     Exit status: 0 all well, 1 nothing could be read or none selected, 3 the source said that its
     answer was cut.
     """
-    loaded = _load(sources, limits)
+    found = _analyse(sources, limits, _workers(processes, dask))
     chosen = Selection(
         models=tuple(model or ()),
         modes=tuple(mode or ()),
         engines=tuple(engine or ()),
         request_ids=tuple(request_id or ()),
     )
-    done = _select(split(loaded.handoffs), chosen, window)
+    done = _select(found.split, chosen, window)
     if html is not None:
-        write(_NAME, html, page(loaded.handoffs, done, sources, loaded.notes).encode())
+        pieces = found.timelines(done, shown(done))
+        write(_NAME, html, page(done, pieces, sources, found.notes).encode())
     _write_rows(done, csv, parquet)
     if as_json:
         _print_json(done)
     else:
         print_tables(done, Console())
-    finish(loaded.notes, loaded.partial)
+    finish(found.notes, found.partial)
 
 
-def _load(sources: list[str], limits: Limits) -> Loaded:
+def _analyse(sources: list[str], limits: Limits, workers: Workers) -> Analysed:
     try:
-        return load(sources, limits)
-    except SourceError as error:
+        return analyse(sources, limits, workers=workers)
+    except (SourceError, WorkersError) as error:
         raise failure(_NAME, str(error)) from None
+
+
+def _workers(processes: int, dask: str | None) -> Workers:
+    count = processes or os.cpu_count() or 1
+    if dask is not None:
+        return partial(on_dask, dask, count)
+    return partial(on_processes, count)
 
 
 def _write_rows(done: Split, csv: Path | None, parquet: Path | None) -> None:

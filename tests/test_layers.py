@@ -45,6 +45,7 @@ ONLY_IN: dict[str, dict[str, tuple[str, ...]]] = {
         "collect": ("grpc", "starlette", "uvicorn"),
         "perfetto": ("perfetto.protos",),
         "live": ("httpx",),
+        "workers": ("distributed",),
     },
     "dashboards": {"*": ("grafana_client", "grafana_foundation_sdk")},
 }

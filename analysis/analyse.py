@@ -1,0 +1,94 @@
+"""From sources to a split, in as many parts as there are: what `pdtrace split` does."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from pdtrace.analysis.clock_notes import clock_notes
+from pdtrace.analysis.clocks import DRIFT_PPM
+from pdtrace.analysis.load import handoffs_of, load, nothing_named
+from pdtrace.analysis.parallel import read, split_parts
+from pdtrace.analysis.parquet import ParquetError, is_spans_table
+from pdtrace.analysis.partitions import divide
+from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError, expand
+from pdtrace.analysis.split import Split, split
+from pdtrace.analysis.timeline import COLUMNS, timeline
+
+Workers = Callable[[], AbstractContextManager[Executor]]
+Timelines = Callable[[Split, Sequence[str]], pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """`notes`: sentences for the user about what was left out or changed. `partial`: the source
+    said that its answer was cut. `timelines`: pieces to draw of some requests (`timeline.pieces`).
+    """
+
+    split: Split
+    notes: list[str]
+    partial: bool
+    timelines: Timelines
+
+
+def analyse(
+    sources: Sequence[str | Path],
+    limits: Limits = DEFAULT_LIMITS,
+    drift_ppm: float = DRIFT_PPM,
+    workers: Workers | None = None,
+) -> Analysed:
+    """Split the requests of `sources`.
+
+    A spans table in Parquet is split in parts, on `workers` if there is more than one part, so it
+    need not fit into memory; all else is read here, at once. The result is the same.
+
+    Raises `SourceError`, one sentence, where nothing can be read or no span says which request
+    waited for what.
+    """
+    paths = _tables(sources)
+    if paths:
+        return _in_parts(paths, drift_ppm, workers)
+    loaded = load(sources, limits, drift_ppm)
+    return Analysed(
+        split(loaded.handoffs),
+        loaded.notes,
+        loaded.partial,
+        lambda done, ids: timeline(loaded.handoffs, done, ids),
+    )
+
+
+def _tables(sources: Sequence[str | Path]) -> list[Path]:
+    """The files of the sources, if all of them are spans tables."""
+    paths = [place.path for place in expand(sources)]
+    tables = [path for path in paths if isinstance(path, Path) and is_spans_table(path)]
+    return tables if len(tables) == len(paths) else []
+
+
+def _in_parts(paths: list[Path], drift_ppm: float, workers: Workers | None) -> Analysed:
+    try:
+        division = divide(paths)
+        if workers is None or len(division.parts) < 2:
+            found = split_parts(division, drift_ppm)
+        else:
+            with workers() as executor:
+                found = split_parts(division, drift_ppm, executor)
+    except (OSError, ParquetError) as error:
+        raise SourceError(f"cannot read the spans table: {error}") from error
+    requests = found.split.requests
+    if requests.empty:
+        raise SourceError(nothing_named(division.spans))
+
+    def timelines(done: Split, ids: Sequence[str]) -> pd.DataFrame:
+        part = done.requests.loc[list(ids), "part"]
+        drawn = [pd.DataFrame(columns=COLUMNS)] if part.empty else []
+        for number in part.unique().tolist():
+            handoffs = handoffs_of(read(division.parts[number])[0], found.clocks)
+            drawn.append(timeline(handoffs, done, part.index[part == number].tolist()))
+        return pd.concat(drawn, ignore_index=True)
+
+    notes = [*found.account.notes(), *found.account.refusals()]
+    notes += clock_notes(requests, found.clocks)
+    return Analysed(found.split, notes, False, timelines)

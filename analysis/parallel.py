@@ -1,0 +1,73 @@
+"""The split of a spans table in Parquet, part by part, on the processes of an executor.
+
+A part holds whole requests (`partitions`), so the functions of the local split are run on each as
+they are, and what comes out is put together (`whole`). Only the offsets between clocks need all
+parts at once: a first round gathers what each says of them.
+"""
+
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from itertools import groupby
+from operator import add
+
+import numpy as np
+
+from pdtrace.analysis.account import Account
+from pdtrace.analysis.alignment import Testimony, clocks_of, testimony
+from pdtrace.analysis.clocks import Clocks
+from pdtrace.analysis.load import handoffs_of
+from pdtrace.analysis.parquet import read_rows
+from pdtrace.analysis.partitions import Division, Part
+from pdtrace.analysis.split import Split, split
+from pdtrace.analysis.table import Copies, SpansTable, TableBuilder
+from pdtrace.analysis.whole import together
+
+
+@dataclass(frozen=True)
+class Result:
+    """`split`: its requests have one column more, `part`: in which part each was. `account`: of
+    all spans. `clocks`: None where all is on one clock.
+    """
+
+    split: Split
+    account: Account
+    clocks: Clocks | None
+
+
+def split_parts(division: Division, drift_ppm: float, executor: Executor | None = None) -> Result:
+    """The split of all parts, in this process or on `executor`.
+
+    Raises `ParquetError` and `OSError`, and whatever the executor raises where it is lost.
+    """
+    run = map if executor is None else executor.map
+    clocks = None
+    if len(division.clocks) > 1:
+        clocks = clocks_of(list(run(witness, division.parts)), drift_ppm)
+    done = list(run(partial(split_part, clocks=clocks), division.parts))
+    splits = [
+        replace(one, requests=one.requests.assign(part=np.int64(number)))
+        for number, (one, _) in enumerate(done)
+    ]
+    account = reduce(add, [account for _, account in done])
+    return Result(together(splits), account, clocks)
+
+
+def witness(part: Part) -> Testimony:
+    """What one part says of the clocks."""
+    return testimony(read(part)[0])
+
+
+def split_part(part: Part, clocks: Clocks | None) -> tuple[Split, Account]:
+    """The split of one part, and the account of its spans."""
+    table, copies = read(part)
+    return split(handoffs_of(table, clocks)), Account.of(table, copies)
+
+
+def read(part: Part) -> tuple[SpansTable, Copies]:
+    """The spans table of one part."""
+    builder = TableBuilder()
+    for path, rows in groupby(part, key=lambda one: one.path):
+        for spans, events in read_rows(path, {one.group: one.rows for one in rows}):
+            builder.add_batch(spans, events)
+    return builder.finish()

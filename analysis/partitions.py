@@ -1,0 +1,165 @@
+"""A spans table in Parquet files, divided into parts of whole requests, in order of arrival.
+
+A request's spans share its id, its traces and the ids of its legs. What shares any of these goes
+into one part, however it is spread over files and row groups, so every part can be split by
+itself. Two kinds of evidence reach over requests, and are kept together: what other producers
+wrote (one part, then), and requests that vLLM made itself after another one had failed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from pdtrace.analysis.grouped import lowest, present
+from pdtrace.analysis.identity import components
+from pdtrace.analysis.keys import Keys
+from pdtrace.analysis.parquet import read_columns
+from pdtrace.analysis.phantoms import BARE
+from pdtrace.analysis.sweep import Bools, Ints
+from pdtrace.tracing import semconv
+
+ROWS: Final = 1 << 19
+"""Spans of one part, about: 40,000 requests, half a gigabyte of memory to split them."""
+_REQUEST, _TRACE, _LEG = ("request".ljust(16), "trace".ljust(16), "leg".ljust(16))
+_TIES: Final = {"trace_id": _TRACE, "engine_request_id": _LEG, "peer_engine_request_id": _LEG}
+_COLUMNS: Final = ("request_id", *_TIES, "name", "start_ns", "error", "clock_id")
+
+
+class Rows(NamedTuple):
+    """Some rows (int32, ascending) of one row group of a file."""
+
+    path: Path
+    group: int
+    rows: npt.NDArray[np.int32]
+
+
+Part = tuple[Rows, ...]
+
+
+class Division(NamedTuple):
+    """`parts`: whole requests each. `clocks`: the ids of the clocks that spans name."""
+
+    parts: list[Part]
+    clocks: frozenset[str]
+    spans: int
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One row group. `request`: by row, the number of its request in this group.
+
+    By request: `id` (a hash), `spans`, `first_ns`, and `odd`: it holds a failure, or a try that
+    may be of vLLM's own making. `ties`: shape (n, 2), hashes of a request and of what is its.
+    """
+
+    path: Path
+    number: int
+    request: Ints
+    id: Keys
+    spans: Ints
+    first_ns: Ints
+    odd: Bools
+    ties: Keys
+    whole: bool
+    """Nothing but our own spans, and each names its request."""
+    made: bool
+    """There are tries that may be of vLLM's own making."""
+    clocks: frozenset[str]
+
+
+def divide(paths: Sequence[Path], rows: int = ROWS) -> Division:
+    """Parts with about `rows` spans each, and at least one request.
+
+    Raises `ParquetError` and `OSError`.
+    """
+    groups = [_read(path, number, table)
+              for path in paths
+              for number, table in enumerate(read_columns(path, _COLUMNS))]  # fmt: skip
+    groups = [group for group in groups if len(group.request)]
+    if groups and all(group.whole for group in groups):
+        numbers = _part_numbers(groups, rows)
+    else:
+        numbers = [np.zeros(len(group.id), np.int64) for group in groups]
+    parts: dict[int, list[Rows]] = {}
+    for group, number in zip(groups, numbers, strict=True):
+        part = number[group.request]
+        for wanted in np.unique(part).tolist():
+            mine = np.flatnonzero(part == wanted).astype(np.int32)
+            parts.setdefault(wanted, []).append(Rows(group.path, group.number, mine))
+    return Division(
+        parts=[tuple(parts[wanted]) for wanted in sorted(parts)],
+        clocks=frozenset().union(*(group.clocks for group in groups)),
+        spans=sum(len(group.request) for group in groups),
+    )
+
+
+def _read(path: Path, number: int, table: pa.Table) -> _Group:
+    request, ids = _coded(table["request_id"])
+    count = len(ids)
+    names = _coded(table["name"])[1]
+    by_id = _hashes(ids, _REQUEST)
+    ties, made = [], np.zeros(len(table), dtype=np.bool_)
+    for column, kind in _TIES.items():
+        code, texts = _coded(table[column])
+        said = (texts != "").to_numpy(np.bool_)[code]
+        pairs = np.unique(request[said] * len(texts) + code[said])
+        hashes = _hashes(texts, kind)
+        ties.append(np.stack([by_id[pairs // len(texts)], hashes[pairs % len(texts)]], axis=1))
+        if column == "engine_request_id":
+            made = texts.str.fullmatch(BARE).to_numpy(np.bool_)[code]
+    return _Group(
+        path=path,
+        number=number,
+        request=request,
+        id=by_id,
+        spans=np.bincount(request, minlength=count),
+        first_ns=lowest(table["start_ns"].to_numpy(), request, count),
+        odd=present(request[made | table["error"].to_numpy()], count),
+        ties=np.concatenate(ties),
+        whole=bool(names.isin(semconv.OWN_SPANS).all() and (ids != "").all()),
+        made=bool(made.any()),
+        clocks=frozenset(_coded(table["clock_id"])[1]) - {""},
+    )
+
+
+def _coded(column: pa.ChunkedArray) -> tuple[Ints, pd.Series]:
+    """By row the place of its text, and the texts."""
+    array = column.unify_dictionaries().combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
+    texts = pd.Series(array.dictionary.to_pandas(), dtype="str")
+    return array.indices.to_numpy().astype(np.int64), texts
+
+
+def _hashes(texts: pd.Series, kind: str) -> Keys:
+    """64 bits for each text; equal ones by chance only put two requests into one part."""
+    values = texts.to_numpy(dtype=object)
+    found: Keys = pd.util.hash_array(values, hash_key=kind, categorize=False)
+    return found
+
+
+def _part_numbers(groups: Sequence[_Group], rows: int) -> list[Ints]:
+    """For each group the part of each of its requests."""
+    node, ids = pd.factorize(np.concatenate([group.id for group in groups]))
+    ties = np.concatenate([group.ties for group in groups])
+    owner = pd.Index(ids).get_indexer(pd.Index(ties[:, 0]))
+    owned = pd.factorize(ties[:, 1])[0] + len(ids)
+    edges = np.stack([owner, owned], axis=1)
+    if any(group.made for group in groups):
+        odd = node[np.concatenate([group.odd for group in groups])]
+        edges = np.concatenate([edges, np.stack([odd, np.full(len(odd), odd[0])], axis=1)])
+    component = components(int(edges.max(initial=len(ids) - 1)) + 1, edges)[node]
+    sizes = np.zeros(int(component.max()) + 1, dtype=np.int64)
+    np.add.at(sizes, component, np.concatenate([group.spans for group in groups]))
+    first = lowest(np.concatenate([g.first_ns for g in groups]), component, len(sizes))
+    order = np.argsort(first, kind="stable")
+    part = np.zeros(len(sizes), dtype=np.int64)
+    part[order] = (np.cumsum(sizes[order]) - sizes[order]) // rows
+    cuts = np.cumsum([len(group.id) for group in groups])[:-1]
+    return np.split(part[component], cuts)

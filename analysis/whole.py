@@ -1,0 +1,52 @@
+"""Splits of parts of one spans table put together: equal to the split of all of it at once."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from pdtrace.analysis.grouped import LARGEST
+from pdtrace.analysis.split import Split
+from pdtrace.analysis.sweep import Bools, Ints
+
+
+def together(parts: Sequence[Split]) -> Split:
+    """One split of all requests; no request is in two parts."""
+    if len(parts) == 1:
+        return parts[0]
+    requests = pd.concat([part.requests for part in parts])
+    order = _by_arrival(requests)
+    of_whole = np.concatenate([part.requests.index.isin(part.splittable) for part in parts])
+    rows = _among(of_whole, order)
+    known = pd.concat([part.known for part in parts])
+    requests = requests.iloc[order]
+    place = requests.index.get_indexer(known.index)
+    return Split(
+        requests=requests,
+        exposed=pd.concat([part.exposed for part in parts]).iloc[rows],
+        hidden=pd.concat([part.hidden for part in parts]).iloc[rows],
+        drag=pd.concat([part.drag for part in parts]).iloc[rows],
+        classes=pd.concat([part.classes for part in parts]).iloc[rows],
+        known=known.iloc[np.argsort(place)],
+    )
+
+
+def _by_arrival(requests: pd.DataFrame) -> Ints:
+    """Places of the requests in order of arrival, those of the same instant by label."""
+    arrived = requests["t0_ns"].to_numpy(np.int64, na_value=LARGEST)
+    order = np.argsort(arrived, kind="stable")
+    ordered = arrived[order]
+    tied = np.zeros(len(order), dtype=np.bool_)
+    tied[1:] = ordered[1:] == ordered[:-1]
+    tied[:-1] |= tied[1:]
+    mine = order[tied]
+    labels = pd.factorize(requests.index[mine], sort=True)[0]
+    order[tied] = mine[np.lexsort((labels, arrived[mine]))]
+    return order
+
+
+def _among(chosen: Bools, order: Ints) -> Ints:
+    """Places among the chosen ones, in this order of all."""
+    number = np.cumsum(chosen) - 1
+    found: Ints = number[order[chosen[order]]]
+    return found
