@@ -10,6 +10,7 @@ import pandas as pd
 
 from pdtrace.analysis.clock_notes import clock_notes
 from pdtrace.analysis.clocks import DRIFT_PPM
+from pdtrace.analysis.files import RemoteError, Source, is_store_address
 from pdtrace.analysis.load import handoffs_of, load, nothing_named
 from pdtrace.analysis.parallel import read, split_parts
 from pdtrace.analysis.parquet import ParquetError, is_spans_table
@@ -60,14 +61,14 @@ def analyse(
     )
 
 
-def _tables(sources: Sequence[str | Path]) -> list[Path]:
+def _tables(sources: Sequence[str | Path]) -> list[Source]:
     """The files of the sources, if all of them are spans tables."""
     paths = [place.path for place in expand(sources)]
-    tables = [path for path in paths if isinstance(path, Path) and is_spans_table(path)]
+    tables = [path for path in paths if not is_store_address(path) and is_spans_table(path)]
     return tables if len(tables) == len(paths) else []
 
 
-def _in_parts(paths: list[Path], drift_ppm: float, workers: Workers | None) -> Analysed:
+def _in_parts(paths: list[Source], drift_ppm: float, workers: Workers | None) -> Analysed:
     try:
         division = divide(paths)
         if workers is None or len(division.parts) < 2:
@@ -75,7 +76,7 @@ def _in_parts(paths: list[Path], drift_ppm: float, workers: Workers | None) -> A
         else:
             with workers() as executor:
                 found = split_parts(division, drift_ppm, executor)
-    except (OSError, ParquetError) as error:
+    except (OSError, ParquetError, RemoteError) as error:
         raise SourceError(f"cannot read the spans table: {error}") from error
     requests = found.split.requests
     if requests.empty:

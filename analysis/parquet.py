@@ -7,7 +7,7 @@ they are. A file is complete or not there at all.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from pdtrace.analysis.atomic import atomic_file
 from pdtrace.analysis.columns import EMPTY, EVENT_SCHEMA, SPAN_SCHEMA
+from pdtrace.analysis.files import RemoteError, Source, opened
 from pdtrace.analysis.schema import EVENT_COLUMNS
 
 MAGIC: Final = b"PAR1"
@@ -43,16 +44,16 @@ class ParquetError(Exception):
     """A Parquet file that holds no spans table; what is wrong, to be said after its name."""
 
 
-def is_parquet(path: Path) -> bool:
+def is_parquet(path: Source) -> bool:
     """Whether the file begins as Parquet does; false also when it cannot be opened."""
     try:
-        with open(path, "rb") as file:
+        with opened(path) as file:
             return file.read(4) == MAGIC
-    except OSError:
+    except (OSError, RemoteError):
         return False
 
 
-def read_batches(path: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
+def read_batches(path: Source) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Spans (`SPAN_SCHEMA`) and their events (`EVENT_SCHEMA`), row group by row group.
 
     Columns that the file lacks, since it was written before there were any, are empty.
@@ -63,7 +64,7 @@ def read_batches(path: Path) -> Iterator[tuple[pa.Table, pa.Table]]:
 
 
 def read_rows(
-    path: Path, rows: Mapping[int, npt.NDArray[np.int32]]
+    path: Source, rows: Mapping[int, npt.NDArray[np.int32]]
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
     """The same of some row groups (by number), of each only these rows (int32, ascending)."""
     with _opened(path) as file:
@@ -71,7 +72,7 @@ def read_rows(
             yield _apart(file.read_row_group(group).take(pa.array(wanted)))
 
 
-def read_columns(path: Path, names: Sequence[str]) -> Iterator[pa.Table]:
+def read_columns(path: Source, names: Sequence[str]) -> Iterator[pa.Table]:
     """These columns only, row group by row group; those that the file lacks are empty."""
     with _opened(path) as file:
         known = [name for name in names if name in file.schema_arrow.names]
@@ -81,25 +82,27 @@ def read_columns(path: Path, names: Sequence[str]) -> Iterator[pa.Table]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+def _opened(path: Source) -> Iterator[pq.ParquetFile]:
     """The file, if it is a spans table; raises `ParquetError` whatever is wrong with it."""
-    try:
-        known = pq.read_schema(path)
-        if (known.metadata or {}).get(_KEY) != _VERSION:
-            raise ParquetError("is Parquet, but not a spans table of `pdtrace export`")
-        texts = [f.name for f in SPAN_SCHEMA if f.type == _TEXT and f.name in known.names]
-        with pq.ParquetFile(path, read_dictionary=texts) as file:
-            yield file
-    except pa.ArrowInvalid as error:
-        raise ParquetError(f"is broken Parquet: {str(error).splitlines()[0]}") from error
+    with ExitStack() as stack:
+        # Arrow reads a file of this machine by itself, which is faster.
+        source = path if isinstance(path, Path) else stack.enter_context(opened(path))
+        try:
+            known = pq.read_schema(source)
+            if (known.metadata or {}).get(_KEY) != _VERSION:
+                raise ParquetError("is Parquet, but not a spans table of `pdtrace export`")
+            texts = [f.name for f in SPAN_SCHEMA if f.type == _TEXT and f.name in known.names]
+            yield stack.enter_context(pq.ParquetFile(source, read_dictionary=texts))
+        except pa.ArrowInvalid as error:
+            raise ParquetError(f"is broken Parquet: {str(error).splitlines()[0]}") from error
 
 
-def is_spans_table(path: Path) -> bool:
+def is_spans_table(path: Source) -> bool:
     """Whether the file is Parquet of `pdtrace export`, as far as its end says so."""
     try:
         with _opened(path):
             return True
-    except (ParquetError, OSError):
+    except (ParquetError, OSError, RemoteError):
         return False
 
 

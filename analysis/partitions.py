@@ -8,7 +8,6 @@ wrote (one part, then), and requests that vLLM made itself after another one had
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from pdtrace.analysis.files import Source
 from pdtrace.analysis.grouped import lowest, present
 from pdtrace.analysis.identity import components
 from pdtrace.analysis.keys import Keys
@@ -34,7 +34,7 @@ _COLUMNS: Final = ("request_id", *_TIES, "name", "start_ns", "error", "clock_id"
 class Rows(NamedTuple):
     """Some rows (int32, ascending) of one row group of a file."""
 
-    path: Path
+    path: Source
     group: int
     rows: npt.NDArray[np.int32]
 
@@ -58,7 +58,7 @@ class _Group:
     may be of vLLM's own making. `ties`: shape (n, 2), hashes of a request and of what is its.
     """
 
-    path: Path
+    path: Source
     number: int
     request: Ints
     id: Keys
@@ -73,7 +73,7 @@ class _Group:
     clocks: frozenset[str]
 
 
-def divide(paths: Sequence[Path], rows: int = ROWS) -> Division:
+def divide(paths: Sequence[Source], rows: int = ROWS) -> Division:
     """Parts with about `rows` spans each, and at least one request.
 
     Raises `ParquetError` and `OSError`.
@@ -99,7 +99,7 @@ def divide(paths: Sequence[Path], rows: int = ROWS) -> Division:
     )
 
 
-def _read(path: Path, number: int, table: pa.Table) -> _Group:
+def _read(path: Source, number: int, table: pa.Table) -> _Group:
     request, ids = _coded(table["request_id"])
     count = len(ids)
     names = _coded(table["name"])[1]

@@ -6,7 +6,6 @@ its text, or a batch of the spans table; `store` knows what each means.
 
 import glob
 import io
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import BinaryIO, Final, NamedTuple, cast
 
 import pyarrow as pa
 
-from pdtrace.analysis import parquet
+from pdtrace.analysis import files, parquet
 from pdtrace.analysis.compression import PLAIN_BYTES, Plain
 from pdtrace.analysis.framing import BadFrame, CutFrame, read_frames
 from pdtrace.analysis.intake import SPAN_BYTES
@@ -45,7 +44,6 @@ class Batch(NamedTuple):
 
 
 Message = bytes | Document | Batch
-_ADDRESS: Final = re.compile(r"(https?):/{1,2}")
 _GLOB: Final = frozenset("*?[")
 
 
@@ -86,9 +84,12 @@ def expand(sources: Sequence[str | Path]) -> list[Place]:
     """
     places: list[Place] = []
     for source in sources:
-        address = _ADDRESS.match(str(source))
-        if address is not None:  # a path has lost one of its slashes
-            places.append(Place(f"{address[1]}://{str(source)[address.end() :]}"))
+        where = files.address(str(source))
+        if files.is_store_address(where):
+            places.append(Place(where))
+            continue
+        if where:
+            places += _elsewhere(where)
             continue
         found = _matches(str(source))
         for path in found:
@@ -100,6 +101,14 @@ def expand(sources: Sequence[str | Path]) -> list[Place]:
                 raise SourceError(f"{path} is an empty directory")
             places += inside
     return places
+
+
+def _elsewhere(where: str) -> list[Place]:
+    try:
+        found = files.listed(where)
+    except files.RemoteError as error:
+        raise SourceError(str(error)) from error
+    return [Place(name, searched=len(found) > 1) for name in found]
 
 
 def _matches(source: str) -> list[Path]:
@@ -134,20 +143,22 @@ def read_messages(
 
     Raises `SourceError` when it cannot be opened or holds nothing that is known.
     """
-    if isinstance(path, str):
+    if isinstance(path, str) and files.is_store_address(path):
         yield from _live_messages(path, skipped, limits)
         return
     try:
-        if is_store(path):
+        if isinstance(path, Path) and is_store(path):
             yield from _store_messages(path, skipped)
         elif parquet.is_parquet(path):
             for spans, events in parquet.read_batches(path):
                 yield Batch(spans, events)
         else:
-            with open(path, "rb") as file:
+            with files.opened(path) as file:
                 yield from _file_messages(file, path, skipped, limits)
     except FileNotFoundError as error:
         raise SourceError(f"{path} does not exist") from error
+    except files.RemoteError as error:
+        raise SourceError(str(error)) from error
     except (NotUnderstood, parquet.ParquetError) as error:
         raise SourceError(f"{path} {error}") from error
     except OSError as error:
@@ -180,7 +191,7 @@ def _store_messages(store: Path, skipped: Skipped) -> Iterator[bytes]:
 
 
 def _file_messages(
-    file: BinaryIO, path: Path, skipped: Skipped, limits: Limits
+    file: BinaryIO, path: Path | str, skipped: Skipped, limits: Limits
 ) -> Iterator[bytes | Document]:
     plain = Plain(file, limits.plain_bytes)
     stream = cast(io.BufferedReader, io.BufferedReader(plain, 1 << 20))

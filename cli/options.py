@@ -14,7 +14,7 @@ from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits
 
 Sources = Annotated[
     list[str],
-    typer.Argument(help="Stores, files, directories of them, globs, addresses of Tempo or Jaeger."),
+    typer.Argument(help="Stores, files, directories, globs, addresses (s3://…, Tempo, Jaeger)."),
 ]
 SpanBytes = Annotated[
     int,

@@ -46,6 +46,7 @@ ONLY_IN: dict[str, dict[str, tuple[str, ...]]] = {
         "perfetto": ("perfetto.protos",),
         "live": ("httpx",),
         "workers": ("distributed",),
+        "files": ("fsspec",),
     },
     "dashboards": {"*": ("grafana_client", "grafana_foundation_sdk")},
 }
