@@ -25,6 +25,9 @@ from pdtrace.tracing import semconv
 
 REJECT_BACKWARDS: Final = "end_before_start"
 REJECT_NO_REQUEST: Final = "no_request_id"
+REJECT_LONG_ID: Final = "id_too_long"
+ID_CHARACTERS: Final = 1024
+"""Of a request's id and of its legs' ids: more is nobody's id, and is in every row of a result."""
 BATCH: Final = 1 << 13
 """Spans that are held as Python objects at a time."""
 _LARGEST: Final = (1 << 63) - 1
@@ -98,13 +101,15 @@ EMPTY: Final[list[Any]] = [
 """A row in which nothing was said."""
 _ERROR: Final = _PLACE["error"]
 _REQUEST: Final = _PLACE["request_id"]
+_IDS: Final = (_REQUEST, _PLACE["engine_request_id"], _PLACE["peer_engine_request_id"])
 
 
 class Columns:
     """Grows record by record; `batch` gives what has come since as Arrow tables.
 
-    `rejected` counts spans that were left out, by reason: of ours without a request, and with an
-    end before their start. `ignored` counts values by attribute that are no whole number >= 0.
+    `rejected` counts spans that were left out, by reason: of ours without a request, with an end
+    before their start, with an id of more than `ID_CHARACTERS`. `ignored` counts values by
+    attribute that are no whole number >= 0.
     """
 
     def __init__(self) -> None:
@@ -139,6 +144,8 @@ class Columns:
             self.rejected[REJECT_BACKWARDS] += 1
         elif not row[_REQUEST] and record.name in semconv.OWN_SPANS:
             self.rejected[REJECT_NO_REQUEST] += 1
+        elif any(len(row[place]) > ID_CHARACTERS for place in _IDS):
+            self.rejected[REJECT_LONG_ID] += 1
         else:
             self._add_events(record.events)
             self._rows.append(row)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from generator import Shape, records
 
+from pdtrace.analysis.columns import REJECT_LONG_ID
 from pdtrace.analysis.records import AttributeValue
 from pdtrace.analysis.table import (
     EVENT_COLUMNS,
@@ -35,7 +36,7 @@ def test_times_beyond_the_precision_of_a_float_survive() -> None:
 
 
 def test_unusable_spans_are_counted_by_reason() -> None:
-    """Backwards, without a request, and a copy."""
+    """Backwards, without a request, with an id that is none, and a copy."""
     (span, other, *_) = records(Shape())
     table = build(
         [
@@ -43,10 +44,14 @@ def test_unusable_spans_are_counted_by_reason() -> None:
             span,
             replace(other, end_ns=other.start_ns - 1),
             replace(other, attributes={}),
+            replace(other, attributes={**other.attributes, sc.REQUEST_ID: "x" * 1025}),
+            replace(other, attributes={**other.attributes, sc.ENGINE_REQUEST_ID: "x" * 1024}),
         ]
     )
-    assert table.rejected == {REJECT_BACKWARDS: 1, REJECT_NO_REQUEST: 1, REJECT_DUPLICATE: 1}
-    assert len(table.spans) == 1
+    assert table.rejected == {
+        REJECT_BACKWARDS: 1, REJECT_NO_REQUEST: 1, REJECT_LONG_ID: 1, REJECT_DUPLICATE: 1,
+    }  # fmt: skip
+    assert len(table.spans) == 2
 
 
 def test_the_longest_of_conflicting_copies_stays_in_any_order() -> None:
