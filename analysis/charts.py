@@ -51,8 +51,8 @@ def milliseconds(ns: float) -> str:
     return f"{ms:,.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
 
 
-def stacked_bars(bars: Sequence[Bar]) -> str:
-    """Bars over one common scale, with an axis below."""
+def stacked_bars(bars: Sequence[Bar], label: str) -> str:
+    """Bars over one common scale, with an axis below; `label` says what they are."""
     longest = max((sum(bar.parts.values()) for bar in bars), default=0)
     if longest <= 0:
         return ""
@@ -60,7 +60,7 @@ def stacked_bars(bars: Sequence[Bar]) -> str:
     height = len(bars) * (BAR + 14) + 30
     rows = [_stacked(bar, 4 + place * (BAR + 14), scale) for place, bar in enumerate(bars)]
     axis = _axis(longest, scale, height - 26)
-    return svg(height, "Mean time to first token by mode", axis + "".join(rows))
+    return svg(height, label, axis + "".join(rows))
 
 
 def _stacked(bar: Bar, top: float, scale: float) -> str:

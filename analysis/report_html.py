@@ -77,7 +77,8 @@ def page(split: Split, pieces: pd.DataFrame, sources: Sequence[str], notes: Sequ
         counts="<br/>".join(escape(line) for line in report.count_sentences(summary)),
         cards="".join(_cards(summary)),
         key=_key(),
-        bars=stacked_bars(_bars(summary)) or _none("No request could be split."),
+        bars=stacked_bars(_bars(summary), "Mean time to first token by mode")
+        or _none("No request could be split."),
         quantile_title=escape(quantiles.title),
         too_few=report.TOO_FEW,
         quantiles=_grouped(quantiles),

@@ -144,7 +144,9 @@ def _phases(found: Triage) -> str:
         "TTFT exactly. Whiskers: 95 %, from blocks of time drawn again. Mix: the part that comes "
         "from other prompt lengths and cached tokens. Drag: what removing the phase would save "
         "beyond what it would save in the reference.",
-        stacked_bars(bars) + ranges(rows, "ms") + _table(ledger_table(found), 1, swatch_in=0),
+        stacked_bars(bars, "Mean time to first token of slow requests and of the reference")
+        + ranges(rows, "ms")
+        + _table(ledger_table(found), 1, swatch_in=0),
     )
 
 
