@@ -20,12 +20,14 @@ def clipped_gaps(handoffs: Handoffs) -> pd.Series:
 
     They count as taking no time. On one clock there are none by reason of a clock: 0.
     """
+    several = (handoffs.requests["clock_halfwidth_ns"] > 0).fillna(False).astype("bool")
+    count = pd.Series(0, index=several.index, dtype="int64")
+    if not several.any():
+        return count
     row = instants(handoffs)
-    count = pd.Series(0, index=row.index, dtype="int64")
     for edge in EDGES:
         negative = (row[edge.end] < row[edge.start]).fillna(False)
         count += negative.astype("int64")
-    several = (handoffs.requests["clock_halfwidth_ns"] > 0).fillna(False).astype("bool")
     return count.where(several, 0)
 
 

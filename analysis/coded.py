@@ -28,13 +28,17 @@ def coded(texts: pd.Series) -> pd.Series:
 def from_arrow(column: pa.ChunkedArray) -> pd.Series:
     """Texts with a dictionary as categories, sorted, with "" among them."""
     whole = column.unify_dictionaries().combine_chunks()
-    names, place = whole.dictionary, whole.indices.to_numpy()
-    texts = pc.unique(pa.concat_arrays([names, pa.array([NOTHING], names.type)]))
-    texts = texts.take(pc.sort_indices(texts))
-    places = pc.index_in(names, texts).to_numpy()
-    kind = pd.CategoricalDtype(pd.Index(texts.to_pandas(), dtype="str"), ordered=True)
-    found = places[place] if len(places) else place
-    return pd.Series(pd.Categorical.from_codes(found, dtype=kind))
+    names = pa.concat_arrays([whole.dictionary, pa.array([NOTHING], whole.dictionary.type)])
+    order = pc.sort_indices(names).to_numpy()
+    texts = names.take(pa.array(order))
+    fresh = np.ones(len(texts), dtype=np.bool_)
+    fresh[1:] = pc.not_equal(texts[1:], texts[:-1]).to_numpy(zero_copy_only=False)
+    rank = np.empty(len(texts), dtype=np.int32)
+    rank[order] = np.cumsum(fresh) - 1
+    kind = pd.CategoricalDtype(
+        pd.Index(texts.filter(pa.array(fresh)).to_pandas(), dtype="str"), ordered=True
+    )
+    return pd.Series(pd.Categorical.from_codes(rank[whole.indices.to_numpy()], dtype=kind))
 
 
 def codes(column: pd.Series) -> Ints:

@@ -32,6 +32,7 @@ class Cone:
             str(name): rows for name, rows in self.spans.groupby("name", observed=True)
         }
         self._by_side: dict[tuple[str, str], pd.DataFrame] = {}
+        self._on: dict[str, pd.DataFrame] = {}
         self._either: dict[tuple[tuple[str, str], ...], pd.DataFrame] = {}
 
     def named(self, names: str | Sequence[str], side: str = "") -> pd.DataFrame:
@@ -44,6 +45,12 @@ class Cone:
         if (names, side) not in self._by_side:
             self._by_side[names, side] = rows[rows["side"] == side]
         return self._by_side[names, side]
+
+    def on(self, side: str) -> pd.DataFrame:
+        """All spans of a side."""
+        if side not in self._on:
+            self._on[side] = self.spans[self.spans["side"] == side]
+        return self._on[side]
 
     def either(self, *kinds: tuple[str, str]) -> pd.DataFrame:
         """Spans of one of these kinds: a name and a side, or "" for any."""
@@ -73,8 +80,11 @@ class Cone:
         return self.reduce(rows, "time_ns", how)
 
     def reduce(self, rows: pd.DataFrame, column: str, how: Literal["min", "max"]) -> pd.Series:
-        """min or max of an integer column by request; `rows` carry `key`, no `<NA>`."""
+        """min or max of an integer column by request; `rows` carry `key`. `<NA>` counts as none."""
         group, count = rows["key"].to_numpy(np.int64), len(self.requests)
+        known = rows[column].notna().to_numpy(np.bool_)
+        if not known.all():
+            rows, group = rows[[column]][known], group[known]
         values = rows[column].to_numpy(np.int64)
         found = (lowest if how == "min" else highest)(values, group, count)
         return pd.Series(pd.arrays.IntegerArray(found, ~present(group, count)), index=self.requests)
@@ -94,17 +104,18 @@ class Cone:
 
     def text(self, column: str, rows: pd.DataFrame) -> pd.Series:
         """The first non-empty text by time, "" where there is none."""
-        said = rows[rows[column] != ""]
-        key, code, count = said["key"].to_numpy(np.int64), codes(said[column]), len(self.requests)
-        first = lowest(code, key, count)
-        known = present(key, count)
-        several = known & (first != highest(code, key, count))
+        names = rows[column].cat.categories
+        nothing = names.get_indexer(pd.Index([NOTHING]))[0]
+        key, code, count = rows["key"].to_numpy(np.int64), codes(rows[column]), len(self.requests)
+        said = code != nothing
+        first = lowest(code[said], key[said], count)
+        known = first != LARGEST
+        several = known & (first != highest(code[said], key[said], count))
         if several.any():
-            doubtful = said.assign(code=code)[several[key]]
+            doubtful = rows.assign(code=code)[said & several[key]]
             ordered = doubtful.sort_values(["start_ns", "end_ns", "code"]).drop_duplicates("key")
             first[ordered["key"]] = ordered["code"]
-        names = rows[column].cat.categories
-        first[~known] = names.get_indexer(pd.Index([NOTHING]))[0]
+        first[~known] = nothing
         return pd.Series(names[first], index=self.requests, dtype="str")
 
 

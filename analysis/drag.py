@@ -16,7 +16,6 @@ import pandas as pd
 from pdtrace.analysis import phases, sweep
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
 from pdtrace.analysis.handoffs import Handoffs
-from pdtrace.analysis.intervals import instants
 from pdtrace.tracing import semconv
 
 Ints = npt.NDArray[np.int64]
@@ -67,12 +66,13 @@ class Chain:
         return at
 
 
-def drag(handoffs: Handoffs, ids: pd.Index, union: Ints) -> pd.DataFrame:
+def drag(handoffs: Handoffs, row: pd.DataFrame, ids: pd.Index, union: Ints) -> pd.DataFrame:
     """Drag of every phase in ns: index `ids`, one int64 column per phase, 0 ≤ drag ≤ union.
 
-    `union`: ns for which each phase was active, shape (requests, phases).
+    `row`: the `instants` of the handoffs. `union`: ns for which each phase was active, shape
+    (requests, phases).
     """
-    graph = _Graph(handoffs, ids)
+    graph = _Graph(handoffs, row, ids)
     as_it_was = graph.first_token("")
     found = {
         name: np.minimum(as_it_was - graph.first_token(name), union[:, place])
@@ -86,8 +86,7 @@ def drag(handoffs: Handoffs, ids: pd.Index, union: Ints) -> pd.DataFrame:
 class _Graph:
     """The event graph of many requests at once: one array element per request."""
 
-    def __init__(self, handoffs: Handoffs, ids: pd.Index) -> None:
-        row = instants(handoffs)
+    def __init__(self, handoffs: Handoffs, row: pd.DataFrame, ids: pd.Index) -> None:
         row = row.iloc[row.index.get_indexer(ids)]
         self._row = row
         self.start = row["t0_ns"].to_numpy(np.int64)
@@ -105,11 +104,10 @@ class _Graph:
 
     def _at(self, column: str, where: Bools | None = None) -> Ints:
         """Instants of a column inside the window, UNKNOWN where not known."""
-        series = self._row[column]
-        known = series.notna().to_numpy(np.bool_)
+        values = self._row[column].to_numpy(np.int64, na_value=UNKNOWN)
+        known = values != UNKNOWN
         if where is not None:
             known = known & where
-        values = series.fillna(0).to_numpy(np.int64)
         return np.where(known, np.clip(values, self.start, self._end), UNKNOWN)
 
     def _draw_prefill(self) -> Chain:
@@ -226,10 +224,9 @@ class _Graph:
         return last
 
     def _of_rank(self, column: str) -> Ints:
-        series = self._ranks[column]
-        values = series.fillna(0).to_numpy(np.int64)
-        values = np.clip(values, self.start[self._place], self._end[self._place])
-        return np.where(series.notna().to_numpy(np.bool_), values, UNKNOWN)
+        values = self._ranks[column].to_numpy(np.int64, na_value=UNKNOWN)
+        inside = np.clip(values, self.start[self._place], self._end[self._place])
+        return np.where(values != UNKNOWN, inside, UNKNOWN)
 
     def _bounds(self, side: str, where: Bools, until: Ints) -> tuple[Ints, Ints]:
         """Start and end of a side's handshakes that begin before `until`, by rank row."""

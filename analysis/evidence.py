@@ -122,6 +122,8 @@ def _recomputed(cone: Cone, row: pd.DataFrame) -> pd.Series:
 def _second_registration(cone: Cone) -> pd.Series:
     """One P rank heard the same rank of D twice; without names, more often than D has ranks."""
     events = cone.events[cone.events["name"] == semconv.EVENT_REGISTRATION_RECEIVED]
+    # A single one is no second one.
+    events = events[events.duplicated("key", keep=False)]
     keys = [*transfers.RANK, "peer_rank"]
     times = events.groupby(keys, dropna=False)["time_ns"].nunique().rename("times").reset_index()
     sent = cone.named(semconv.SPAN_REGISTRATION, SIDE_DECODE).groupby("key")["tp_rank"].nunique()

@@ -19,7 +19,7 @@ def facts(cone: Cone) -> dict[str, pd.Series]:
     `decode_preemptions`; `transfer_bytes`, `transfer_descriptors` over all ranks of the handoff.
     """
     spans = cone.spans
-    on = {side: spans[spans["side"] == side] for side in (SIDE_PREFILL, SIDE_DECODE)}
+    on = {side: cone.on(side) for side in (SIDE_PREFILL, SIDE_DECODE)}
     submit, complete = transfers.moves(cone)
     return {
         "model": cone.text("model", spans),
@@ -40,7 +40,7 @@ def facts(cone: Cone) -> dict[str, pd.Series]:
 
 
 def _most(cone: Cone, rows: pd.DataFrame, column: str) -> pd.Series:
-    return cone.reduce(rows.dropna(subset=[column]), column, "max")
+    return cone.reduce(rows, column, "max")
 
 
 def _over_ranks(cone: Cone, rows: pd.DataFrame, column: str) -> pd.Series:

@@ -161,6 +161,9 @@ def ranks(told: pd.DataFrame, known: pd.DataFrame, requests: pd.Index) -> pd.Dat
     Between match and start lies the submit; in pull, where nothing else is said, it begins when
     D's blocks are allocated, and so contains the way to the worker and a handshake.
     """
+    mine = told["started_ns"].notna() | told["matched_ns"].notna()
+    if not mine.any():
+        return known
     push = told["mode"] == semconv.MODE_PUSH
     late = (told["received_ns"] > told["p_end_ns"]).fillna(False).astype("bool")
     more = pd.DataFrame(
@@ -177,6 +180,6 @@ def ranks(told: pd.DataFrame, known: pd.DataFrame, requests: pd.Index) -> pd.Dat
             "request_id": requests,
         }
     )
-    more = more[(told["started_ns"].notna() | told["matched_ns"].notna()).to_numpy()]
+    more = more[mine.to_numpy()]
     more = more[~more["request_id"].isin(known["request_id"])]
     return pd.concat([known, more], ignore_index=True) if len(more) else known

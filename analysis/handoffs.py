@@ -108,24 +108,23 @@ def _named(own: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
     labels = mine.index.union(others.index).sort_values()
     row = mine.reindex(labels.rename("request_id"))
     ours = row["id"].notna()
-    theirs = row.index.to_series().str.partition(ANOTHER).reindex(columns=range(3))
-    number = pd.to_numeric(theirs[2].replace("", "1")).astype("int64")
+    theirs = row.index[~ours]
+    parts = [label.partition(ANOTHER) for label in theirs]
+    ids = pd.Series([part[0] for part in parts], index=theirs, dtype="str")
+    numbers = pd.Series([int(part[2] or "1") for part in parts], index=theirs, dtype="int64")
     return row.assign(
-        id=row["id"].where(ours, theirs[0]).astype("str"),
-        instance=row["instance"].where(ours, number).astype("int64"),
+        id=row["id"].fillna(ids),
+        instance=row["instance"].fillna(numbers).astype("int64"),
         evidence=ours.map({True: EVIDENCE_OWN, False: EVIDENCE_FOREIGN}),
     )
 
 
 def _mode(cone: Cone) -> pd.Series:
     """What D says, else P, else the router; "" where nobody says."""
-    words = [
-        cone.text("mode", cone.spans[cone.spans["side"] == side])
-        for side in (SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER)
-    ]
-    mode = words[0]
-    for other in words[1:]:
-        mode = mode.where(mode != "", other)
+    mode = cone.text("mode", cone.on(SIDE_DECODE))
+    for side in (SIDE_PREFILL, SIDE_ROUTER):
+        if (mode == "").any():
+            mode = mode.where(mode != "", cone.text("mode", cone.on(side)))
     return mode
 
 
@@ -162,7 +161,7 @@ def _membership(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
 def _tokens(cone: Cone) -> dict[str, pd.Series]:
     """Output tokens, and the mean ns per output token after the first, rounded down."""
     decode = cone.named(semconv.SPAN_DECODE)
-    tokens = cone.reduce(decode.dropna(subset=["output_tokens"]), "output_tokens", "max")
+    tokens = cone.reduce(decode, "output_tokens", "max")
     length = cone.end(semconv.SPAN_DECODE) - cone.start(semconv.SPAN_DECODE)
     steps = (tokens - 1).where(tokens > 1)
     return {"output_tokens": tokens, "tpot_ns": length // steps}
@@ -201,9 +200,8 @@ def _ways(row: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def _names(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
-    spans = cone.spans
-    decode = cone.text("engine_id", spans[spans["side"] == SIDE_DECODE])
-    prefill = cone.text("engine_id", spans[spans["side"] == SIDE_PREFILL])
+    decode = cone.text("engine_id", cone.on(SIDE_DECODE))
+    prefill = cone.text("engine_id", cone.on(SIDE_PREFILL))
     alone = row["local"] & ~row["p_known"]
     said = cone.text("dispatch", cone.named(semconv.SPAN_REQUEST))
     proven = said.where((said != "") | ~row["concurrent"], semconv.DISPATCH_CONCURRENT)
@@ -244,11 +242,12 @@ def _on_one_clock(row: pd.DataFrame) -> dict[str, pd.Series]:
 
 def _gap(cone: Cone) -> pd.Series:
     """The part of prefill in which the request was in no batch (ns)."""
-    prefill = cone.named(semconv.SPAN_PREFILL).dropna(subset=["prefill_gap_ns"])
-    return cone.reduce(prefill, "prefill_gap_ns", "max")
+    return cone.reduce(cone.named(semconv.SPAN_PREFILL), "prefill_gap_ns", "max")
 
 
 def _trace_id(cone: Cone) -> pd.Series:
     """That of the router's span, else that of the earliest span."""
     root = cone.text("trace_id", cone.named(semconv.SPAN_REQUEST))
+    if (root != "").all():
+        return root
     return root.where(root != "", cone.text("trace_id", cone.spans))

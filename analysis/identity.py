@@ -196,6 +196,8 @@ def _gathered(parts: pd.DataFrame) -> pd.Series:
     routed = parts["opened_ns"].notna().groupby(parts["id"]).transform("any")
     heads = parts["opened_ns"].notna() | (~routed & parts["token_ns"].notna())
     found = pd.Series(parts.index, index=parts.index, dtype="Int64").where(heads)
+    if heads.all():
+        return found.astype("int64")
     for router in (True, False):
         column = "opened_ns" if router else "token_ns"
         mine = parts[(routed == router)].reset_index()

@@ -97,13 +97,13 @@ def instants(handoffs: Handoffs) -> pd.DataFrame:
     )
 
 
-def draw(handoffs: Handoffs, by_rank: bool = False) -> pd.DataFrame:
+def draw(handoffs: Handoffs, row: pd.DataFrame, by_rank: bool = False) -> pd.DataFrame:
     """All intervals: row, layer, lane, start_ns, end_ns (int64 but the lane), end after start.
 
-    `row` is the place of the request among the handoffs' rows. A lane is a side; `by_rank`, what a
-    rank did is in a lane of its own, `side/tp1` or `side/pp1/tp0`.
+    `row`: the `instants` of the handoffs; in the result, the place of the request among them. A
+    lane is a side; `by_rank`, what a rank did is in a lane of its own, `side/tp1` or
+    `side/pp1/tp0`.
     """
-    row = instants(handoffs)
     every = np.arange(len(row), dtype=np.int64)
     parts = [
         _piece(every, row[edge.start], row[edge.end], phases.PRIORITY[edge.phase], edge.lane)
@@ -191,7 +191,8 @@ def _handshake_pieces(handoffs: Handoffs, by_rank: bool) -> list[_Piece]:
 
 def _piece(at: Ints, start: pd.Series, end: pd.Series, layer: int, lane: _Lane) -> _Piece:
     """What of one layer has both edges known; `at`: places of the requests."""
-    known = (start.notna().to_numpy() & end.notna().to_numpy()).astype(np.bool_)
+    begin, until = (one.to_numpy(np.int64, na_value=SMALLEST) for one in (start, end))
+    known = (begin != SMALLEST) & (until != SMALLEST)
     if isinstance(lane, str):
         count = int(known.sum())
         lanes = pd.Categorical.from_codes(np.zeros(count, np.int8), categories=pd.Index([lane]))
@@ -201,8 +202,8 @@ def _piece(at: Ints, start: pd.Series, end: pd.Series, layer: int, lane: _Lane) 
         at[known],
         layer,
         lanes,
-        start.to_numpy(dtype=np.int64, na_value=0)[known],
-        end.to_numpy(dtype=np.int64, na_value=0)[known],
+        begin[known],
+        until[known],
     )
 
 

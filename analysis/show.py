@@ -14,7 +14,7 @@ from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER
 from pdtrace.analysis.charts import Piece, Whisker
 from pdtrace.analysis.edges import between_clocks, crosses, resolved, uncertain
 from pdtrace.analysis.handoffs import Handoffs
-from pdtrace.analysis.intervals import draw
+from pdtrace.analysis.intervals import draw, instants
 from pdtrace.analysis.phase_words import Context, milliseconds, sentence
 from pdtrace.analysis.split import Split, split
 from pdtrace.analysis.stretches import joined, length, overlap
@@ -102,7 +102,7 @@ def _window(handoffs: Handoffs, done: Split) -> pd.DataFrame:
     """The request's row from arrival to first token, else over what is known of its phases."""
     row = handoffs.requests
     if not len(done.splittable):
-        drawn = draw(handoffs)
+        drawn = draw(handoffs, instants(handoffs))
         start, end = row["t0_ns"].fillna(drawn["start_ns"].min()), drawn["end_ns"].max()
         row = row.assign(t0_ns=start, t1_ns=end)[row["aligned"]]
         row = row.dropna(subset=["t0_ns", "t1_ns"])

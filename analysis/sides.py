@@ -36,7 +36,7 @@ def prefill(cone: Cone) -> dict[str, pd.Series]:
             cone.start(semconv.SPAN_PREFILL_END, side),
             cone.start(semconv.SPAN_LEASE, side),
         ),
-        "p_known": cone.listed(cone.spans[cone.spans["side"] == side]),
+        "p_known": cone.listed(cone.on(side)),
     }
 
 
@@ -76,7 +76,7 @@ def decode(cone: Cone) -> dict[str, pd.Series]:
         "d_token_ns": first_known(
             made, computed.where(local), cone.start(semconv.SPAN_DECODE, side)
         ),
-        "d_known": cone.listed(cone.spans[cone.spans["side"] == side]),
+        "d_known": cone.listed(cone.on(side)),
         "local": local,
     }
 

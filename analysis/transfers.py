@@ -86,7 +86,7 @@ def _by_rank(
 
 def by_request(cone: Cone, rows: pd.DataFrame, column: str) -> pd.Series:
     """The last rank's instant by request: the last one decides."""
-    return cone.reduce(rows.dropna(subset=[column]), column, "max")
+    return cone.reduce(rows, column, "max")
 
 
 def landed(cone: Cone, found: pd.DataFrame, told: pd.Series) -> pd.Series:

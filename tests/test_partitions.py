@@ -62,10 +62,10 @@ def divided(files: Sequence[Path], rows: int) -> tuple[Division, Result]:
     return division, split_parts(division, 50.0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     batch=st.lists(shapes, min_size=1, max_size=8),
-    rows=st.integers(1, 60),
+    rows=st.integers(15, 120),
     ids=st.integers(1, 8),
     clocks=st.booleans(),
     seed=st.integers(0, 99),
@@ -134,11 +134,11 @@ def test_spans_of_others_stay_together(tmp_path: Path) -> None:
 
 def test_a_phantom_stays_with_the_request_that_failed(tmp_path: Path) -> None:
     """vLLM frees blocks by a request of its own that shares no id with the one that failed."""
-    others = [s for number in range(9) for s in records(Shape(mode="pull"), f"o-{number}")]
+    others = [s for number in range(3) for s in records(Shape(mode="pull"), f"o-{number}")]
     spans = [*others, *failed_load(), *phantom(900, **KNOWN)]
     files = stored(tmp_path, spans)
     division, found = divided(files, 1)
-    assert len(division.parts) == 10
+    assert len(division.parts) == 4
     flagged = found.split.requests["flags"].map(lambda flags: "phantom_request" in flags)
     assert flagged.index[flagged].tolist() == ["r-1"]
     same(found.split, split(load(files).handoffs))
