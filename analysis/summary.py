@@ -5,15 +5,19 @@ count and a 95 % interval. The p95 of a class plus the p95 of another is not the
 means do add up, so phases are given as sums with their count.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, Self
 
+import numpy as np
 import pandas as pd
 
 from pdtrace.analysis import buckets, phases
 from pdtrace.analysis.evidence import ABORTED, LEASE_EXPIRED, PHANTOM
+from pdtrace.analysis.grouped import SMALLEST
 from pdtrace.analysis.quantiles import quantile
 from pdtrace.analysis.split import Split
+from pdtrace.analysis.sweep import Bools, Ints
 
 PERCENTS: Final = (50, 95, 99)
 TTFT: Final = "ttft"
@@ -54,18 +58,19 @@ def summarise(split: Split) -> Summary:
     their answers may rest on reused blocks.
     """
     rows = split.requests.assign(shown_mode=split.requests["mode"].replace("", NOT_KNOWN))
+    place = split.splittable.get_indexer(rows.index)
     trusted = ~_flagged(rows, LEASE_EXPIRED)
-    whole = trusted & rows.index.isin(split.splittable)
-    mode = rows.loc[whole, "shown_mode"]
-    ids = mode.index
+    whole = trusted & (place >= 0)
+    mode, at = rows.loc[whole, "shown_mode"].to_numpy(), place[whole]
+    measured = _Measured.of(rows[trusted], split, place[trusted])
     return Summary(
         counts=_counts(rows, whole),
         outcomes=_outcomes(rows),
         known=_known(rows, split),
-        quantiles=_quantiles(rows[trusted], split),
-        kinds=_kinds(rows[trusted], split),
-        exposed_sums=split.exposed.loc[ids].groupby(mode).sum(),
-        hidden_sums=split.hidden.loc[ids].groupby(mode).sum(),
+        quantiles=_quantiles(rows[trusted], measured),
+        kinds=_kinds(rows[trusted], measured),
+        exposed_sums=split.exposed.iloc[at].groupby(mode).sum().rename_axis("shown_mode"),
+        hidden_sums=split.hidden.iloc[at].groupby(mode).sum().rename_axis("shown_mode"),
     )
 
 
@@ -105,50 +110,79 @@ def _known(rows: pd.DataFrame, split: Split) -> pd.DataFrame:
     return grouped.rename(columns={"size": "count", "sum": "total_ns"}).drop(columns="place")
 
 
-def _quantiles(rows: pd.DataFrame, split: Split) -> pd.DataFrame:
+@dataclass(frozen=True)
+class _Measured:
+    """By measure what each request took (ns, `SMALLEST`: not known), and whose TTFT is a bound."""
+
+    values: dict[str, Ints]
+    lower_bound: Bools
+
+    @classmethod
+    def of(cls, rows: pd.DataFrame, split: Split, place: Ints) -> Self:
+        """`place`: of each row among the requests that have a split, -1 where it has none."""
+        values = {
+            name: rows[f"{name}_ns"].to_numpy(np.int64, na_value=SMALLEST) for name in (TTFT, TPOT)
+        }
+        for name in phases.CLASSES:
+            known = split.classes[name].to_numpy(np.int64)
+            values[name] = np.append(known, SMALLEST)[place]
+        return cls(values, rows["lower_bound"].to_numpy(np.bool_))
+
+    def quantiles(self, rows: Ints, measure: str) -> dict[str, object]:
+        """Of some rows, by their places."""
+        every = self.values[measure][rows]
+        values = pd.Series(every[every != SMALLEST])
+        bounded = bool(self.lower_bound[rows][every != SMALLEST].any())
+        found: dict[str, object] = {
+            "measure": measure,
+            "count": len(values),
+            "at_least": bounded and measure in (TTFT, phases.EDGE),
+        }
+        for percent in PERCENTS:
+            one = quantile(values, percent)
+            found |= {
+                f"p{percent}_ns": one.value,
+                f"p{percent}_low_ns": one.low,
+                f"p{percent}_high_ns": one.high,
+            }
+        return found
+
+
+def _quantiles(rows: pd.DataFrame, measured: _Measured) -> pd.DataFrame:
     """By mode, of every measure."""
     found = [
-        {"mode": mode, **_measured(mine, split, measure)}
-        for mode, mine in rows.groupby("shown_mode")
+        {"mode": mode, **measured.quantiles(mine, measure)}
+        for mode, mine in _places(rows["shown_mode"])
         for measure in MEASURES
     ]
     return _typed(found, ("mode",))
 
 
-def _kinds(rows: pd.DataFrame, split: Split) -> pd.DataFrame:
+def _kinds(rows: pd.DataFrame, measured: _Measured) -> pd.DataFrame:
     """By mode and by each way of sorting requests, kinds in their natural order."""
     ends = [rows[name].replace("", NOT_KNOWN) for name in ("prefill_engine", "decode_engine")]
     lengths = pd.CategoricalDtype([*buckets.LENGTH_NAMES, NOT_KNOWN], ordered=True)
-    sorted_by = {
+    sorted_by: dict[str, pd.Series] = {
         PAIR: ends[0] + " → " + ends[1],
         LENGTH: buckets.prompt_length(rows).astype(lengths),
         CACHE: buckets.cache_state(rows),
     }
     found = [
-        {"mode": mode, "by": by, "kind": str(kind), **_measured(mine, split, measure)}
+        {"mode": mode, "by": by, "kind": str(kind), **measured.quantiles(mine, measure)}
         for by, kinds in sorted_by.items()
-        for (mode, kind), mine in rows.groupby(["shown_mode", kinds], observed=True)
+        for (mode, kind), mine in _places(rows["shown_mode"], kinds)
         for measure in IN_KINDS
     ]
     return _typed(found, ("mode", "by", "kind"))
 
 
-def _measured(mine: pd.DataFrame, split: Split, measure: str) -> dict[str, object]:
-    values = _values(mine, split, measure)
-    bounded = bool(mine.loc[values.index, "lower_bound"].any())
-    found: dict[str, object] = {
-        "measure": measure,
-        "count": len(values),
-        "at_least": bounded and measure in (TTFT, phases.EDGE),
-    }
-    for percent in PERCENTS:
-        one = quantile(values, percent)
-        found |= {
-            f"p{percent}_ns": one.value,
-            f"p{percent}_low_ns": one.low,
-            f"p{percent}_high_ns": one.high,
-        }
-    return found
+def _places(*keys: pd.Series) -> Iterator[tuple[Any, Ints]]:
+    """The places of the rows of each group, in the order of the groups."""
+    number = pd.Series(np.arange(len(keys[0]), dtype=np.int64), index=keys[0].index)
+    by = keys[0] if len(keys) == 1 else list(keys)
+    for name, mine in number.groupby(by, observed=True):
+        places: Ints = mine.to_numpy().astype(np.int64)
+        yield name, places
 
 
 def _typed(found: list[dict[str, object]], keys: tuple[str, ...]) -> pd.DataFrame:
@@ -163,14 +197,6 @@ def _typed(found: list[dict[str, object]], keys: tuple[str, ...]) -> pd.DataFram
     )
 
 
-def _values(mine: pd.DataFrame, split: Split, measure: str) -> pd.Series:
-    """Known values of a measure among these requests, ns."""
-    if measure == TTFT:
-        return mine["ttft_ns"].dropna()
-    if measure == TPOT:
-        return mine["tpot_ns"].dropna()
-    return split.classes[measure][split.splittable.isin(mine.index)]
-
-
 def _flagged(rows: pd.DataFrame, flag: str) -> pd.Series:
-    return pd.Series([flag in flags for flags in rows["flags"]], index=rows.index, dtype="bool")
+    held = {flags: flag in flags for flags in set(rows["flags"])}
+    return rows["flags"].map(held).astype("bool")
