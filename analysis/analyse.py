@@ -64,8 +64,8 @@ def analyse(
 def _tables(sources: Sequence[str | Path]) -> list[Source]:
     """The files of the sources, if all of them are spans tables."""
     paths = [place.path for place in expand(sources)]
-    tables = [path for path in paths if not is_store_address(path) and is_spans_table(path)]
-    return tables if len(tables) == len(paths) else []
+    every = all(not is_store_address(path) and is_spans_table(path) for path in paths)
+    return paths if every else []
 
 
 def _in_parts(paths: list[Source], drift_ppm: float, workers: Workers | None) -> Analysed:

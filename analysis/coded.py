@@ -7,19 +7,17 @@ contains "", which stands for "nothing was said".
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Ints = npt.NDArray[np.int64]
+from pdtrace.analysis.sweep import Ints
+
 NOTHING = ""
 
 
 def coded(texts: pd.Series) -> pd.Series:
-    """The same texts as categories, sorted, with "" among them; what is coded stays as it is."""
-    if isinstance(texts.dtype, pd.CategoricalDtype):
-        return texts
+    """The same texts as categories, sorted, with "" among them."""
     codes, names = pd.factorize(pd.concat([texts, pd.Series([NOTHING], dtype="str")]), sort=True)
     kind = pd.CategoricalDtype(names, ordered=True)
     return pd.Series(pd.Categorical.from_codes(codes[:-1], dtype=kind), index=texts.index)
@@ -27,8 +25,8 @@ def coded(texts: pd.Series) -> pd.Series:
 
 def from_arrow(column: pa.ChunkedArray) -> pd.Series:
     """Texts with a dictionary as categories, sorted, with "" among them."""
-    whole = column.unify_dictionaries().combine_chunks()
-    names = pa.concat_arrays([whole.dictionary, pa.array([NOTHING], whole.dictionary.type)])
+    array = whole(column)
+    names = pa.concat_arrays([array.dictionary, pa.array([NOTHING], array.dictionary.type)])
     order = pc.sort_indices(names).to_numpy()
     texts = names.take(pa.array(order))
     fresh = np.ones(len(texts), dtype=np.bool_)
@@ -38,7 +36,15 @@ def from_arrow(column: pa.ChunkedArray) -> pd.Series:
     kind = pd.CategoricalDtype(
         pd.Index(texts.filter(pa.array(fresh)).to_pandas(), dtype="str"), ordered=True
     )
-    return pd.Series(pd.Categorical.from_codes(rank[whole.indices.to_numpy()], dtype=kind))
+    return pd.Series(pd.Categorical.from_codes(rank[array.indices.to_numpy()], dtype=kind))
+
+
+def whole(column: pa.ChunkedArray) -> pa.Array:
+    """All chunks as one array with one dictionary, also where Arrow hands none over."""
+    one = column.unify_dictionaries().combine_chunks()
+    if not isinstance(one, pa.ChunkedArray):
+        return one
+    return one.chunk(0) if one.num_chunks else pa.array([], pa.string()).cast(column.type)
 
 
 def codes(column: pd.Series) -> Ints:

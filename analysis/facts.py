@@ -25,22 +25,18 @@ def facts(cone: Cone) -> dict[str, pd.Series]:
         "model": cone.text("model", spans),
         "prefill_host": cone.text("host", on[SIDE_PREFILL]),
         "decode_host": cone.text("host", on[SIDE_DECODE]),
-        "input_tokens": _most(cone, spans, "input_tokens"),
-        "prefill_cached_tokens": _most(cone, on[SIDE_PREFILL], "cached_tokens"),
-        "external_tokens": _most(
-            cone, cone.named(semconv.SPAN_KV_WAIT, SIDE_DECODE), "external_tokens"
+        "input_tokens": cone.reduce(spans, "input_tokens", "max"),
+        "prefill_cached_tokens": cone.reduce(on[SIDE_PREFILL], "cached_tokens", "max"),
+        "external_tokens": cone.reduce(
+            cone.named(semconv.SPAN_KV_WAIT, SIDE_DECODE), "external_tokens", "max"
         ),
-        "prefill_preemptions": _most(cone, on[SIDE_PREFILL], "preemptions"),
-        "decode_preemptions": _most(cone, on[SIDE_DECODE], "preemptions"),
+        "prefill_preemptions": cone.reduce(on[SIDE_PREFILL], "preemptions", "max"),
+        "decode_preemptions": cone.reduce(on[SIDE_DECODE], "preemptions", "max"),
         **{
             name: first_known(_over_ranks(cone, submit, name), _over_ranks(cone, complete, name))
             for name in ("transfer_bytes", "transfer_descriptors")
         },
     }
-
-
-def _most(cone: Cone, rows: pd.DataFrame, column: str) -> pd.Series:
-    return cone.reduce(rows, column, "max")
 
 
 def _over_ranks(cone: Cone, rows: pd.DataFrame, column: str) -> pd.Series:

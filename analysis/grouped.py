@@ -4,11 +4,10 @@ The fast counterpart of a pandas groupby: no sort, no hash, one pass.
 """
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from pdtrace.analysis.sweep import Bools, Ints
+
 LARGEST = np.iinfo(np.int64).max
 SMALLEST = np.iinfo(np.int64).min
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from pdtrace.analysis.coded import whole
 from pdtrace.analysis.files import Source
 from pdtrace.analysis.grouped import lowest, present
 from pdtrace.analysis.identity import components
@@ -130,9 +131,7 @@ def _read(path: Source, number: int, table: pa.Table) -> _Group:
 
 def _coded(column: pa.ChunkedArray) -> tuple[Ints, pd.Series]:
     """By row the place of its text, and the texts."""
-    array = column.unify_dictionaries().combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = array.chunk(0) if array.num_chunks else pa.array([], column.type)
+    array = whole(column)
     texts = pd.Series(array.dictionary.to_pandas(), dtype="str")
     return array.indices.to_numpy().astype(np.int64), texts
 

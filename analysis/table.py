@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pdtrace.analysis.coded import from_arrow, plain
+from pdtrace.analysis.coded import from_arrow, plain, whole
 from pdtrace.analysis.columns import (
     EVENT_SCHEMA,
     REJECT_BACKWARDS,
@@ -190,7 +190,7 @@ def _together(batches: list[pa.Table], schema: pa.Schema) -> pa.Table:
     for wanted, chunks in zip(schema, parts, strict=True):
         column = pa.chunked_array(chunks, type=wanted.type)
         chunks.clear()
-        columns.append(_whole(column.unify_dictionaries().combine_chunks()))
+        columns.append(whole(column))
         pa.default_memory_pool().release_unused()
     return pa.table(columns, schema=schema)
 
@@ -215,23 +215,16 @@ def _config_once(spans: pa.Table) -> pa.Table:
     keys = np.stack([hours, *codes])[:, order]
     first = np.ones(len(spans), dtype=np.bool_)
     first[order[1:]] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
-    config = spans["config"].combine_chunks()
-    texts = pa.concat_arrays([_whole(config).dictionary, pa.array([""], pa.string())])
+    config = whole(spans["config"])
+    texts = pa.concat_arrays([config.dictionary, pa.array([""], pa.string())])
     shown = np.where(first, codes[-1], len(texts) - 1).astype(np.int32)
     column = pa.DictionaryArray.from_arrays(pa.array(shown), texts)
     return spans.set_column(spans.column_names.index("config"), SPAN_SCHEMA.field("config"), column)
 
 
 def _codes(column: pa.ChunkedArray) -> Ints:
-    codes: Ints = _whole(column.combine_chunks()).indices.to_numpy().astype(np.int64)
+    codes: Ints = whole(column).indices.to_numpy().astype(np.int64)
     return codes
-
-
-def _whole(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """The only chunk, where Arrow did not hand it over as such."""
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    return column.chunk(0) if column.num_chunks else pa.array([], pa.string()).cast(column.type)
 
 
 def _each_once(spans: pa.Table, events: pa.Table) -> tuple[Ints, Copies]:
