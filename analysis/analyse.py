@@ -1,7 +1,7 @@
 """From sources to a split, in as many parts as there are: what `pdtrace split` does."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import BrokenExecutor, Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +71,8 @@ def _tables(sources: Sequence[str | Path]) -> list[Source]:
 def _in_parts(paths: list[Source], drift_ppm: float, workers: Workers | None) -> Analysed:
     try:
         division = divide(paths)
+        if not division.parts:
+            raise SourceError(nothing_named(division.spans))
         if workers is None or len(division.parts) < 2:
             found = split_parts(division, drift_ppm)
         else:
@@ -78,6 +80,11 @@ def _in_parts(paths: list[Source], drift_ppm: float, workers: Workers | None) ->
                 found = split_parts(division, drift_ppm, executor)
     except (OSError, ParquetError, RemoteError) as error:
         raise SourceError(f"cannot read the spans table: {error}") from error
+    except BrokenExecutor as error:
+        raise SourceError(
+            "a process that split a part was lost, perhaps for want of memory: fewer --processes "
+            "need less"
+        ) from error
     requests = found.split.requests
     if requests.empty:
         raise SourceError(nothing_named(division.spans))

@@ -1,11 +1,15 @@
 """A spans table divided into parts gives the same split as all of it at once."""
 
 from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from generator import Shape, records
 from hypothesis import given, settings
@@ -21,6 +25,7 @@ from pdtrace.analysis.load import load
 from pdtrace.analysis.parallel import Result, split_parts
 from pdtrace.analysis.partitions import Division, divide
 from pdtrace.analysis.records import SpanRecord
+from pdtrace.analysis.sources import SourceError
 from pdtrace.analysis.split import Split, split
 from pdtrace.analysis.table import TableBuilder
 from pdtrace.tracing import semconv as sc
@@ -142,6 +147,32 @@ def test_a_phantom_stays_with_the_request_that_failed(tmp_path: Path) -> None:
     flagged = found.split.requests["flags"].map(lambda flags: "phantom_request" in flags)
     assert flagged.index[flagged].tolist() == ["r-1"]
     same(found.split, split(load(files).handoffs))
+
+
+def test_a_spans_table_without_spans_is_one_sentence(tmp_path: Path) -> None:
+    """As any source that names no request."""
+    pq.write_table(parquet.SCHEMA.empty_table(), tmp_path / "spans.parquet")
+    with pytest.raises(SourceError, match="^0 spans and none that names a request"):
+        analyse([tmp_path / "spans.parquet"])
+
+
+class FakeLostExecutor(ThreadPoolExecutor):
+    """Its processes are gone, as after the kernel ran out of memory."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Injected loss."""
+        raise BrokenExecutor("injected")
+
+
+def test_a_process_that_is_lost_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no half of a result."""
+    files = stored(tmp_path, [s for n in range(4) for s in records(Shape(), f"r-{n}")])
+    monkeypatch.setattr("pdtrace.analysis.analyse.divide", partial(divide, rows=1))
+
+    with pytest.raises(SourceError, match="^a process that split a part was lost"):
+        analyse(files, workers=lambda: FakeLostExecutor(1))
 
 
 def test_nothing_but_a_spans_table_is_read_in_parts(tmp_path: Path) -> None:
