@@ -10,6 +10,9 @@ second, or that others use too, is as fast for both. One request at a time is th
 nobody shares the cost of a step. Both prefill engines run on the first core and both decode engines
 on the last; TTFT and TPOT are therefore those of a machine with two tenants.
 
+What is measured is the connector. The router is the same for all and sends no spans, as one that
+knows nothing of pdtrace; the client begins a trace with each request, as a gateway does.
+
 CPU is that of EngineCore and worker processes from the first counted request to the last answer.
 The same load runs before that, until everything is warm and spans are exported at the usual pace,
 and after it until the other cluster has done its part: exports of what came before stand for those
@@ -28,6 +31,7 @@ import itertools
 import json
 import math
 import os
+import secrets
 import statistics
 import sys
 import tempfile
@@ -92,6 +96,7 @@ def settings(arm: str, mode: Mode, layout: Layout, run_dir: Path) -> ClusterSett
         mode=mode,
         layout=layout,
         traced=arm == OURS,
+        router_traced=False,
         engine_spans=arm == VLLM,
         env={"PDTRACE": "1" if arm == OURS else "0", **DEFAULTS},
         prefix_caching=False,
@@ -129,7 +134,11 @@ def serve(cluster: Cluster, prompt: str, tokens: int, sample: Sample) -> None:
     """One request; raises RuntimeError if it fails."""
     assert cluster.router_url is not None
     request = WorkloadRequest(
-        model=cluster.model, max_tokens=tokens, prompt=prompt, ignore_eos=True
+        model=cluster.model,
+        max_tokens=tokens,
+        prompt=prompt,
+        ignore_eos=True,
+        traceparent=f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01",
     )
     (result,) = asyncio.run(run_workload(cluster.router_url, [request], 1))
     if not result.ok or result.ttft_ns is None:

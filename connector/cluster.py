@@ -193,7 +193,8 @@ class Cluster:
         prefills = [engine.url for engine in self.prefills]
         decodes = [engine.url for engine in self.decodes]
         argv = self.settings.router_argv(prefills, decodes, port, ready)
-        env = {**self.settings.base_env(self._collector_grpc()), **self.settings.env}
+        collector = self._collector_grpc() if self.settings.router_traced else None
+        env = {**self.settings.base_env(collector), **self.settings.env}
         self._run(server, "router", argv, env)
         self.router_url = f"http://{HOST}:{port}"
         return ready

@@ -43,6 +43,8 @@ class ClusterSettings:
     untraced: frozenset[str] = frozenset()
     """Names of engines that nevertheless run vLLM as it comes."""
     router: bool = True
+    router_traced: bool = True
+    """Whether the router sends spans, where anybody does."""
     policy: str | None = None
     """What the router is told with `--policy`."""
     flags: tuple[str, ...] = ()

@@ -45,6 +45,8 @@ class WorkloadRequest:
     temperature: float = 0.0
     seed: int | None = None
     ignore_eos: bool | None = None
+    traceparent: str | None = None
+    """As a gateway sends it that has begun a trace."""
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (not self.messages):
@@ -180,6 +182,8 @@ class _Attempt:
             "content-type": "application/json",
             "x-request-id": self._request.request_id,
         }
+        if self._request.traceparent is not None:
+            headers["traceparent"] = self._request.traceparent
         self._sent_ns = self._clock.mono_ns()
         try:
             async with self._client.post(
