@@ -6,7 +6,7 @@ once, however many spans carry them.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -32,9 +32,9 @@ BATCH: Final = 1 << 13
 """Spans that are held as Python objects at a time."""
 _LARGEST: Final = (1 << 63) - 1
 
-_SHARED: Final = pa.dictionary(pa.int32(), pa.string())
+TEXTS: Final = pa.dictionary(pa.int32(), pa.string())
 _TYPES: Final = {
-    TEXT: _SHARED, ID: pa.string(), TIME: pa.int64(), NULLABLE: pa.int64(), FLAG: pa.bool_()
+    TEXT: TEXTS, ID: pa.string(), TIME: pa.int64(), NULLABLE: pa.int64(), FLAG: pa.bool_()
 }  # fmt: skip
 
 
@@ -104,6 +104,24 @@ _REQUEST: Final = _PLACE["request_id"]
 _IDS: Final = (_REQUEST, _PLACE["engine_request_id"], _PLACE["peer_engine_request_id"])
 
 
+class Batch(NamedTuple):
+    """Rows of a spans table (`SPAN_SCHEMA`) and their events (`EVENT_SCHEMA`).
+
+    `row` of an event is its span's place in `spans`.
+    """
+
+    spans: pa.Table
+    events: pa.Table
+
+
+def nothing(field: pa.Field, count: int) -> pa.Array:
+    """A column of the spans table in which nothing was said."""
+    value = EMPTY[SPAN_SCHEMA.get_field_index(field.name)]
+    if field.type == TEXTS:
+        return pa.array([value] * count, pa.string()).dictionary_encode()
+    return pa.array([value] * count, type=field.type)
+
+
 class Columns:
     """Grows record by record; `batch` gives what has come since as Arrow tables.
 
@@ -150,11 +168,11 @@ class Columns:
             self._add_events(record.events)
             self._rows.append(row)
 
-    def batch(self) -> tuple[pa.Table, pa.Table]:
-        """Spans and events since the last call; an event's `row` is its span's place in these."""
+    def batch(self) -> Batch:
+        """What has come since the last call."""
         rows, self._rows = self._rows, []
         events, self._events = self._events, []
-        return _arrow(rows, SPAN_SCHEMA), _arrow(events, EVENT_SCHEMA)
+        return Batch(_arrow(rows, SPAN_SCHEMA), _arrow(events, EVENT_SCHEMA))
 
     def _filled(
         self, template: Sequence[Any], attributes: Attributes, setters: _Setters
@@ -211,7 +229,7 @@ def _arrow(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    if kind == _SHARED:
+    if kind == TEXTS:
         return _texts(values).dictionary_encode()
     return _texts(values) if kind == pa.string() else pa.array(values, type=kind)
 

@@ -57,8 +57,8 @@ def to_parquet(
     for hour in sorted(hours):
         kept = hour_file(directory, hour)
         if kept.exists():
-            for spans, events in read_batches(kept):
-                builder.add_batch(spans, events)
+            for batch in read_batches(kept):
+                builder.add_batch(batch)
     spans, events, _ = builder.finish_arrow()
     if not len(spans):
         raise SourceError(reading.nothing(sources))

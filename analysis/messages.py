@@ -14,9 +14,11 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 import orjson
 
 from pdtrace.analysis import kv_log
+from pdtrace.analysis.columns import Batch
 from pdtrace.analysis.framing import LONGEST_MESSAGE, BadFrame, CutFrame, read_frames
 from pdtrace.analysis.intake import OtlpError
 from pdtrace.analysis.otlp import span_count
+from pdtrace.analysis.otlp_columns import BLOCK, read_lines
 
 _BOM: Final = b"\xef\xbb\xbf"
 _FIRST_FIELD: Final = b"\x0a"
@@ -24,6 +26,8 @@ _FIRST_FIELD: Final = b"\x0a"
 _HEAD: Final = 64 << 20
 """Bytes in which a binary stream must show what it is."""
 _LINES_TRIED: Final = 8
+_VAIN: Final = 3
+"""Blocks of lines that are looked at in vain, more than with success, before that is given up."""
 _TELLING: Final = frozenset(
     ("resourceSpans", "resource_spans", "batches", "resourceLogs", "resourceMetrics", "traceID")
 )
@@ -99,23 +103,28 @@ def plural(count: int, noun: str) -> str:
 
 
 def stream_messages(
-    stream: io.BufferedReader, name: str, skipped: Skipped
-) -> Iterator[bytes | Document]:
-    """Every message of a stream called `name`; raises `NotUnderstood` when it holds none."""
+    stream: io.BufferedReader, name: str, skipped: Skipped, span_bytes: int | None = None
+) -> Iterator[bytes | Document | Batch]:
+    """Every message of a stream called `name`; raises `NotUnderstood` when it holds none.
+
+    `span_bytes`: lines may come as rows, those of spans that have at most so many bytes.
+    """
     head = stream.peek(16)
     if head.removeprefix(_BOM).lstrip()[:1] in (b"{", b"[") and not head.startswith(_FIRST_FIELD):
-        yield from _text_messages(stream, name, skipped)
+        yield from _text_messages(stream, name, skipped, span_bytes)
     else:
         yield from _binary_or_text(stream, name, skipped)
 
 
-def _text_messages(stream: BinaryIO, name: str, skipped: Skipped) -> Iterator[bytes | Document]:
+def _text_messages(
+    stream: BinaryIO, name: str, skipped: Skipped, span_bytes: int | None
+) -> Iterator[bytes | Document | Batch]:
     """JSON lines, or one JSON value over many lines, or framed bytes that began like JSON."""
     lines = _lines(stream, skipped)
     first = list(islice((line for line in lines if line.strip()), 1))
     ahead = [] if first and _is_json(first[0]) else list(islice(lines, _LINES_TRIED))
     if not ahead or any(_is_message(line) for line in ahead):
-        yield from _line_messages(chain(first, ahead, lines), name, skipped)
+        yield from _line_messages(chain(first, ahead, lines), name, skipped, span_bytes)
     else:
         yield from _whole_or_lines(_joined(chain(first, ahead, lines)), name, skipped)
 
@@ -129,14 +138,16 @@ def _joined(lines: Iterable[bytes]) -> bytes:
     return bytes(data)
 
 
-def _whole_or_lines(data: bytes, name: str, skipped: Skipped) -> Iterator[bytes | Document]:
+def _whole_or_lines(data: bytes, name: str, skipped: Skipped) -> Iterator[bytes | Document | Batch]:
     try:
         yield from _documents(_load(data), len(data))
     except _NotJson:
         yield from _binary_or_text(io.BytesIO(data), name, skipped)
 
 
-def _binary_or_text(stream: BinaryIO, name: str, skipped: Skipped) -> Iterator[bytes | Document]:
+def _binary_or_text(
+    stream: BinaryIO, name: str, skipped: Skipped
+) -> Iterator[bytes | Document | Batch]:
     head = stream.read(_HEAD)
     more = stream.read(1)
     if not more and _has_spans(head):
@@ -185,27 +196,57 @@ def _log_messages(stream: BinaryIO, name: str, skipped: Skipped) -> Iterator[Doc
             skipped.log_lines += 1
 
 
-def _line_messages(lines: Iterable[bytes], name: str, skipped: Skipped) -> Iterator[Document]:
-    read = 0
-    for line in lines:
-        text = _element(line)
-        if not text:
+def _line_messages(
+    lines: Iterable[bytes], name: str, skipped: Skipped, span_bytes: int | None = None
+) -> Iterator[Document | Batch]:
+    read = gain = 0
+    for block in _blocks(lines):
+        # Where rows were sought in vain they are hardly sought again.
+        tried = span_bytes is not None and gain > -_VAIN
+        rows = read_lines(block, span_bytes) if tried and span_bytes is not None else None
+        gain += 1 if rows is not None else -1
+        if rows is not None:
+            read += 1
+            yield rows
             continue
-        try:
-            documents = _documents(_load(text), len(text))
-        except _NotJson:
-            event = kv_log.embedded(line)
-            if event is None:
-                if line.endswith(b"\n"):
-                    skipped.not_json += 1
-                else:
-                    skipped.cut.append(name)
-                continue
-            documents = [Document(event, len(line))]
-        read += 1
-        yield from documents
+        for line in block:
+            documents = _decoded(line, name, skipped)
+            read += documents is not None
+            yield from documents or ()
     if not read:
         raise NotUnderstood("is not OTLP: no line of it is JSON")
+
+
+def _blocks(lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Some lines at a time."""
+    block: list[bytes] = []
+    size = 0
+    for line in lines:
+        block.append(line)
+        size += len(line)
+        if size >= BLOCK:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def _decoded(line: bytes, name: str, skipped: Skipped) -> list[Document] | None:
+    """What one line says; None where it says nothing."""
+    text = _element(line)
+    if not text:
+        return None
+    try:
+        return _documents(_load(text), len(text))
+    except _NotJson:
+        event = kv_log.embedded(line)
+        if event is not None:
+            return [Document(event, len(line))]
+    if line.endswith(b"\n"):
+        skipped.not_json += 1
+    else:
+        skipped.cut.append(name)
+    return None
 
 
 def _element(line: bytes) -> bytes:

@@ -68,6 +68,6 @@ def read(part: Part) -> tuple[SpansTable, Copies]:
     """The spans table of one part."""
     builder = TableBuilder()
     for path, rows in groupby(part, key=lambda one: one.path):
-        for spans, events in read_rows(path, {one.group: one.rows for one in rows}):
-            builder.add_batch(spans, events)
+        for batch in read_rows(path, {one.group: one.rows for one in rows}):
+            builder.add_batch(batch)
     return builder.finish()

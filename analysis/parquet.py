@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pdtrace.analysis.atomic import atomic_file
-from pdtrace.analysis.columns import EMPTY, EVENT_SCHEMA, SPAN_SCHEMA
+from pdtrace.analysis.columns import EVENT_SCHEMA, SPAN_SCHEMA, TEXTS, Batch, nothing
 from pdtrace.analysis.files import RemoteError, Source, opened
 from pdtrace.analysis.schema import EVENT_COLUMNS
 
@@ -31,9 +31,8 @@ _KEY: Final = b"pdtrace.spans"
 _VERSION: Final = b"1"
 _EVENTS: Final = "events"
 _EVENT: Final = pa.struct([EVENT_SCHEMA.field(c.name) for c in EVENT_COLUMNS[1:]])
-_TEXT: Final = pa.dictionary(pa.int32(), pa.string())
 _STORED_EVENT: Final = pa.struct(
-    [(f.name, pa.string() if f.type == _TEXT else f.type) for f in _EVENT]
+    [(f.name, pa.string() if f.type == TEXTS else f.type) for f in _EVENT]
 )
 SCHEMA: Final = SPAN_SCHEMA.append(pa.field(_EVENTS, pa.list_(_STORED_EVENT))).with_metadata(
     {_KEY: _VERSION}
@@ -53,8 +52,8 @@ def is_parquet(path: Source) -> bool:
         return False
 
 
-def read_batches(path: Source) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Spans (`SPAN_SCHEMA`) and their events (`EVENT_SCHEMA`), row group by row group.
+def read_batches(path: Source) -> Iterator[Batch]:
+    """Its rows, row group by row group.
 
     Columns that the file lacks, since it was written before there were any, are empty.
     """
@@ -63,9 +62,7 @@ def read_batches(path: Source) -> Iterator[tuple[pa.Table, pa.Table]]:
             yield _apart(file.read_row_group(group))
 
 
-def read_rows(
-    path: Source, rows: Mapping[int, npt.NDArray[np.int32]]
-) -> Iterator[tuple[pa.Table, pa.Table]]:
+def read_rows(path: Source, rows: Mapping[int, npt.NDArray[np.int32]]) -> Iterator[Batch]:
     """The same of some row groups (by number), of each only these rows (int32, ascending)."""
     with _opened(path) as file:
         for group, wanted in rows.items():
@@ -91,7 +88,7 @@ def _opened(path: Source) -> Iterator[pq.ParquetFile]:
             known = pq.read_schema(source)
             if (known.metadata or {}).get(_KEY) != _VERSION:
                 raise ParquetError("is Parquet, but not a spans table of `pdtrace export`")
-            texts = [f.name for f in SPAN_SCHEMA if f.type == _TEXT and f.name in known.names]
+            texts = [f.name for f in SPAN_SCHEMA if f.type == TEXTS and f.name in known.names]
             yield stack.enter_context(pq.ParquetFile(source, read_dictionary=texts))
         except pa.ArrowInvalid as error:
             raise ParquetError(f"is broken Parquet: {str(error).splitlines()[0]}") from error
@@ -106,7 +103,7 @@ def is_spans_table(path: Source) -> bool:
         return False
 
 
-def _apart(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+def _apart(rows: pa.Table) -> Batch:
     """Spans and events of one row group."""
     spans = [_column(rows, field) for field in SPAN_SCHEMA]
     lists = rows[_EVENTS].combine_chunks()
@@ -115,20 +112,13 @@ def _apart(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
     flat = lists.flatten()
     events = [pc.cast(pc.list_parent_indices(lists), pa.int64())]
     events += [pc.struct_field(flat, field.name).cast(field.type) for field in _EVENT]
-    return pa.table(spans, schema=SPAN_SCHEMA), pa.table(events, schema=EVENT_SCHEMA)
+    return Batch(pa.table(spans, schema=SPAN_SCHEMA), pa.table(events, schema=EVENT_SCHEMA))
 
 
 def _column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
     if field.name in rows.column_names:
         return rows[field.name].cast(field.type)
-    return _nothing(field, len(rows))
-
-
-def _nothing(field: pa.Field, count: int) -> pa.Array:
-    value = EMPTY[SPAN_SCHEMA.get_field_index(field.name)]
-    if field.type == _TEXT:
-        return pa.array([value] * count, pa.string()).dictionary_encode()
-    return pa.array([value] * count, type=field.type)
+    return nothing(field, len(rows))
 
 
 def write_hours(spans: pa.Table, events: pa.Table, directory: Path) -> list[Path]:
@@ -150,7 +140,7 @@ def write_hours(spans: pa.Table, events: pa.Table, directory: Path) -> list[Path
                 file,
                 compression="zstd",
                 row_group_size=ROW_GROUP,
-                use_dictionary=[field.name for field in SPAN_SCHEMA if field.type == _TEXT],
+                use_dictionary=[field.name for field in SPAN_SCHEMA if field.type == TEXTS],
             )
         written.append(path)
     return written

@@ -9,11 +9,10 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, cast
-
-import pyarrow as pa
+from typing import BinaryIO, Final, cast
 
 from pdtrace.analysis import files, parquet
+from pdtrace.analysis.columns import Batch
 from pdtrace.analysis.compression import PLAIN_BYTES, Plain
 from pdtrace.analysis.framing import BadFrame, CutFrame, read_frames
 from pdtrace.analysis.intake import SPAN_BYTES
@@ -34,13 +33,6 @@ __all__ = [
     "plural",
     "read_messages",
 ]
-
-
-class Batch(NamedTuple):
-    """Rows of a spans table, and their events."""
-
-    spans: pa.Table
-    events: pa.Table
 
 
 Message = bytes | Document | Batch
@@ -137,9 +129,11 @@ def _inside(directory: Path) -> list[Place]:
 
 
 def read_messages(
-    path: Path | str, skipped: Skipped, limits: Limits = DEFAULT_LIMITS
+    path: Path | str, skipped: Skipped, limits: Limits = DEFAULT_LIMITS, as_rows: bool = False
 ) -> Iterator[Message]:
     """Every message of a store, a file or an address; what is left out is counted in `skipped`.
+
+    `as_rows`: lines of strict OTLP JSON may come together as the rows that they mean.
 
     Raises `SourceError` when it cannot be opened or holds nothing that is known.
     """
@@ -150,11 +144,10 @@ def read_messages(
         if isinstance(path, Path) and is_store(path):
             yield from _store_messages(path, skipped)
         elif parquet.is_parquet(path):
-            for spans, events in parquet.read_batches(path):
-                yield Batch(spans, events)
+            yield from parquet.read_batches(path)
         else:
             with files.opened(path) as file:
-                yield from _file_messages(file, path, skipped, limits)
+                yield from _file_messages(file, path, skipped, limits, as_rows)
     except FileNotFoundError as error:
         raise SourceError(f"{path} does not exist") from error
     except files.RemoteError as error:
@@ -191,13 +184,14 @@ def _store_messages(store: Path, skipped: Skipped) -> Iterator[bytes]:
 
 
 def _file_messages(
-    file: BinaryIO, path: Path | str, skipped: Skipped, limits: Limits
-) -> Iterator[bytes | Document]:
+    file: BinaryIO, path: Path | str, skipped: Skipped, limits: Limits, as_rows: bool
+) -> Iterator[Message]:
     plain = Plain(file, limits.plain_bytes)
     stream = cast(io.BufferedReader, io.BufferedReader(plain, 1 << 20))
     if not stream.peek(1):
         raise NotUnderstood(f"is a broken {plain.kind} file" if plain.cut else "is empty")
-    yield from stream_messages(stream, str(path), skipped)
+    span_bytes = limits.span_bytes if as_rows else None
+    yield from stream_messages(stream, str(path), skipped, span_bytes)
     if plain.cut:
         skipped.cut.append(str(path))
     if plain.over:

@@ -92,13 +92,15 @@ class Reading:
     """One pass over sources: what comes out of it, and everything that was left out."""
 
     limits: Limits = field(default_factory=Limits)
+    as_rows: bool = False
+    """Rows are wanted where they are to be had sooner than records."""
     tally: Tally = field(default_factory=Tally)
     notes: list[str] = field(default_factory=list)
     passed_over: list[str] = field(default_factory=list)
     """Files in directories that hold no spans, and why."""
 
     def messages(self, sources: Sequence[str | Path]) -> Iterator[list[SpanRecord] | Batch]:
-        """The records of one message after the other; of a spans table a batch of its rows.
+        """The records of one message after the other; of a spans table batches of its rows.
 
         Raises `SourceError` when a source is missing or holds no traces; a file that was only
         found in a directory is passed over instead, unless all of them are.
@@ -122,7 +124,7 @@ class Reading:
     def _read(self, place: Place) -> Iterator[list[SpanRecord] | Batch]:
         understood = isinstance(place.path, Path) and is_store(place.path)
         skipped = place.skipped
-        for message in read_messages(place.path, skipped, self.limits):
+        for message in read_messages(place.path, skipped, self.limits, self.as_rows):
             if isinstance(message, Batch):
                 understood = True
                 yield message

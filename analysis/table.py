@@ -21,6 +21,7 @@ from pdtrace.analysis.columns import (
     REJECT_BACKWARDS,
     REJECT_NO_REQUEST,
     SPAN_SCHEMA,
+    Batch,
     Columns,
 )
 from pdtrace.analysis.keys import fingerprints
@@ -127,13 +128,10 @@ class TableBuilder:
             if self.columns.full:
                 self._flush()
 
-    def add_batch(self, spans: pa.Table, events: pa.Table) -> None:
-        """Take over spans that are columns already (`SPAN_SCHEMA`, `EVENT_SCHEMA`).
-
-        `row` of an event is its span's place in `spans`.
-        """
+    def add_batch(self, batch: Batch) -> None:
+        """Take over spans that are columns already."""
         self._flush()
-        self._append(spans, events)
+        self._append(batch)
 
     def finish(self) -> tuple[SpansTable, Copies]:
         """The table of all that came, and what was dropped as copies."""
@@ -169,9 +167,10 @@ class TableBuilder:
         return np.unique(np.concatenate(found)) if found else np.array([], np.int64)
 
     def _flush(self) -> None:
-        self._append(*self.columns.batch())
+        self._append(self.columns.batch())
 
-    def _append(self, spans: pa.Table, events: pa.Table) -> None:
+    def _append(self, batch: Batch) -> None:
+        spans, events = batch
         if not len(spans):
             return
         self._spans.append(spans)

@@ -55,10 +55,10 @@ def collect(
     sources: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS
 ) -> tuple[TableBuilder, Reading]:
     """The spans of the sources in a builder, and the account of their reading."""
-    reading, builder = Reading(limits), TableBuilder()
+    reading, builder = Reading(limits, as_rows=True), TableBuilder()
     for found in reading.messages(sources):
         if isinstance(found, Batch):
-            builder.add_batch(found.spans, found.events)
+            builder.add_batch(found)
         else:
             builder.add_all(found)
     reading.tally.ignored.update(

@@ -43,7 +43,7 @@ _BATCH: Final = 50_000
 def write_parquet(count: int, directory: Path) -> None:
     """Made traffic of so many requests, as `pdtrace export` keeps it."""
     builder = TableBuilder()
-    builder.add_batch(*arrow_tables(count))
+    builder.add_batch(arrow_tables(count))
     spans, events, _ = builder.finish_arrow()
     write_hours(spans, events, directory)
 

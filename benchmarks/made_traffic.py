@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pdtrace.analysis.columns import EVENT_SCHEMA, SPAN_SCHEMA
+from pdtrace.analysis.columns import EVENT_SCHEMA, SPAN_SCHEMA, Batch
 from pdtrace.tracing import semconv as sc
 
 Ints = npt.NDArray[np.int64]
@@ -86,7 +86,7 @@ EVENTS: Final = (
 PER_REQUEST: Final = len(SPANS)
 
 
-def arrow_tables(count: int, seed: int = 1) -> tuple[pa.Table, pa.Table]:
+def arrow_tables(count: int, seed: int = 1) -> Batch:
     """Spans (`SPAN_SCHEMA`, 16 rows a request) and their events (`EVENT_SCHEMA`)."""
     at = instants(count, seed)
     starts, ends = (np.column_stack([at[span[side]] for span in SPANS]) for side in (2, 3))
@@ -98,7 +98,7 @@ def arrow_tables(count: int, seed: int = 1) -> tuple[pa.Table, pa.Table]:
     spans = pa.table(
         {field.name: columns.get(field.name, _absent(field, rows)) for field in SPAN_SCHEMA}
     ).cast(SPAN_SCHEMA)
-    return spans, _events(at, count)
+    return Batch(spans, _events(at, count))
 
 
 def _absent(field: pa.Field, rows: int) -> pa.Array:
