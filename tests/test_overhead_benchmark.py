@@ -1,46 +1,47 @@
 """The arithmetic of `benchmarks/overhead.py`: what stands between samples and printed ratios."""
 
-import importlib.util
+import importlib
+import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-FILE = Path(__file__).parent.parent / "benchmarks" / "overhead.py"
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+NAMES = ("arms", "fresh", "switched", "overhead")
 
 
-@pytest.fixture(scope="module")
-def overhead() -> ModuleType:
-    """The benchmark as a module; benchmarks are not part of the package."""
-    spec = importlib.util.spec_from_file_location("overhead", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["overhead"] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The benchmark's modules; benchmarks are not part of the package."""
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in NAMES})
+    for name in NAMES:
+        sys.modules.pop(name, None)
 
 
-def test_an_interval_over_rounds(overhead: ModuleType) -> None:
+def test_an_interval_over_rounds(modules: SimpleNamespace) -> None:
     """Three ratios of 0.9, 1, 1.1111…: the middle is 1, the half-width t(2) · s / √3 in logarithms.
 
     s = ln(1 / 0.9) = 0.10536, so 4.303 · 0.10536 / 1.73205 = 0.26175.
     """
-    found = overhead.interval([0.9, 1.0, 1 / 0.9])
+    found = modules.arms.interval([0.9, 1.0, 1 / 0.9])
     assert found["mid"] == pytest.approx(1.0)
     assert found["low"] == pytest.approx(0.76970, abs=2e-5)
     assert found["high"] == pytest.approx(1.29920, abs=2e-5)
 
 
-def test_a_ratio_is_over_both_orders_of_a_pair(overhead: ModuleType) -> None:
+def test_a_ratio_is_over_both_orders_of_a_pair(modules: SimpleNamespace) -> None:
     """Neither a machine half as fast for one pair nor the place of a cluster changes a ratio."""
     places = (1.04e9, 1e9)
     costs = {"untraced": 1.0, "pdtrace": 1.01, "vllm": 1.1}
 
     def sample(cost: float, speed: int) -> object:
         cpu = int(cost * speed)
-        return overhead.Sample(cpu, 2 * cpu, [1000 * speed], [10.0 * speed])
+        return modules.arms.Sample(cpu, 2 * cpu, [1000 * speed], [10.0 * speed])
 
     def one_round(speed: int) -> dict[tuple[str, str], tuple[object, ...]]:
         return {
@@ -48,22 +49,25 @@ def test_a_ratio_is_over_both_orders_of_a_pair(overhead: ModuleType) -> None:
                 sample(costs[arm] * place, speed + number)
                 for arm, place in zip(arms, places, strict=True)
             )
-            for number, arms in enumerate(overhead.PAIRS)
+            for number, arms in enumerate(modules.fresh.PAIRS)
         }
 
-    found = overhead.summarize([one_round(1), one_round(3)])
-    assert found["cpu_ratio"] == pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
-    assert found["all_cpu_ratio"] == pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
+    found = modules.fresh.summarize([one_round(1), one_round(3)])
+    assert found["fresh_cpu_ratio"] == pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
+    assert found["fresh_all_cpu_ratio"] == pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
     assert found["vllm_cpu_ratio"]["mid"] == pytest.approx(1.1)
     assert found["place_cpu_ratio"]["mid"] == pytest.approx(1.04)
-    assert found["ttft_ratio"] == pytest.approx({"low": 1, "mid": 1, "high": 1})
-    assert (found["rounds"], found["requests_per_arm"]) == (2, 4)
+    assert found["fresh_ttft_ratio"] == pytest.approx({"low": 1, "mid": 1, "high": 1})
+    assert (found["rounds"], found["fresh_requests_per_arm"]) == (2, 4)
     assert found["untraced_tpot_ms"] == pytest.approx(35e-6)
-    assert "pdtrace: all_cpu" in overhead.as_text(found)
+    both = found | modules.switched.summarize([blocks(modules, 1), blocks(modules, 3)])
+    printed = modules.overhead.as_text(both)
+    assert "fresh processes, pdtrace: all_cpu" in printed
+    assert "hooks on to off: ttft" in printed
 
 
 def test_the_faster_cluster_works_until_the_other_one_has_ended(
-    overhead: ModuleType, monkeypatch: pytest.MonkeyPatch
+    modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests of the warm-up and of the end cost something and are not counted."""
     served: list[str] = []
@@ -75,24 +79,79 @@ def test_the_faster_cluster_works_until_the_other_one_has_ended(
         if len(served) == 6:
             ended.append("slow")
 
-    monkeypatch.setattr(overhead, "serve", fake_serve)
-    monkeypatch.setattr(overhead, "cpu_ns", lambda cluster, api_servers: 10 * len(served))
-    load = overhead.Load(requests=3, warm_up=1)
-    sample = overhead.work("fast", load, ["a", "b", "c", "d"], ended)
+    monkeypatch.setattr(modules.fresh, "serve", fake_serve)
+    monkeypatch.setattr(modules.fresh, "cpu_ns", lambda cluster, api_servers: 10 * len(served))
+    load = modules.arms.Load(requests=3, warm_up=1)
+    sample = modules.fresh.work("fast", load, ["a", "b", "c", "d"], ended)
     assert served == ["a", "b", "c", "d", "a", "b"]
     assert (sample.cpu_ns, sample.all_cpu_ns, len(sample.ttft_ns)) == (30, 30, 3)
 
 
 def test_a_cluster_that_fails_does_not_keep_the_other_one_at_work(
-    overhead: ModuleType, monkeypatch: pytest.MonkeyPatch
+    modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts as ended, and its error is what the caller sees."""
 
     def fake_serve(cluster: str, prompt: str, tokens: int, sample: Any) -> None:
         raise RuntimeError("request 7 failed")
 
-    monkeypatch.setattr(overhead, "serve", fake_serve)
+    monkeypatch.setattr(modules.fresh, "serve", fake_serve)
     ended: list[str] = []
     with pytest.raises(RuntimeError, match="request 7 failed"):
-        overhead.work("broken", overhead.Load(), ["a"], ended)
+        modules.fresh.work("broken", modules.arms.Load(), ["a"], ended)
     assert ended == ["broken"]
+
+
+def blocks(modules: SimpleNamespace, speed: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """Hooks that cost 1 %, on a first cluster 5 % dearer, in blocks of which one is slower."""
+
+    def sample(cost: float) -> Any:
+        found = modules.arms.Sample(int(cost * 1e9 * speed), int(cost * 2e9 * speed))
+        found.ttft_ns, found.tpot_ns = [1000, 1000], [cost, cost]
+        return found
+
+    return (sample(1.05 * 1.01), sample(1)), (sample(1.05 * 3), sample(1.01 * 3))
+
+
+def test_neither_a_dearer_cluster_nor_a_slower_block_is_in_the_ratio_of_hooks(
+    modules: SimpleNamespace,
+) -> None:
+    """Both stand above and below the line."""
+    found = modules.switched.summarize([blocks(modules, 1), blocks(modules, 3)])
+    dearer = pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
+    assert (found["cpu_ratio"], found["all_cpu_ratio"], found["tpot_ratio"]) == (dearer,) * 3
+    assert found["ttft_ratio"] == pytest.approx({"low": 1, "mid": 1, "high": 1})
+    assert (found["pairs"], found["requests_per_arm"]) == (2, 8)
+
+
+@pytest.mark.parametrize(("on", "off"), [(0, 0), (1000, 101), (1000, 1000)])
+def test_hooks_that_do_not_switch_are_no_measurement(
+    modules: SimpleNamespace, on: int, off: int
+) -> None:
+    """With hooks on spans have to come, with hooks off hardly any."""
+    modules.switched.demand_spans(1000, 99)
+    with pytest.raises(RuntimeError, match="bytes of spans"):
+        modules.switched.demand_spans(on, off)
+
+
+def test_a_switch_turns_hooks_off_and_on_again(
+    modules: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an engine's setup does it, on an object with one method."""
+    from pdtrace.tracing.guard import Guard
+
+    class Target:
+        def method(self) -> str:
+            return "result"
+
+    switch = modules.switched.Switch(tmp_path / "switch")
+    monkeypatch.setenv("PDTRACE_BENCHMARK_SWITCH", str(switch.path))
+    monkeypatch.setattr(Guard, "observe", Guard.observe)
+    runpy.run_path(str(modules.switched.HOOKS))
+    target, seen = Target(), []
+    assert Guard().observe(target, "method", before=lambda: seen.append("before"))
+    assert not Guard().observe(target, "absent")
+    for on in (True, False, True):
+        switch.turn(on)
+        assert target.method() == "result"
+    assert seen == ["before", "before"]
