@@ -106,12 +106,13 @@ def _facts(own: pd.DataFrame, unit: Ints, count: int) -> pd.DataFrame:
 
 def _parent_ties(own: pd.DataFrame, unit: Ints) -> Ints:
     """Pairs of units (int64, shape (n, 2)) of which one has a span under a span of the other."""
-    trace, parents = codes(own["trace_id"]), own["parent_id"]
-    child = (parents != "").to_numpy(np.bool_)
+    trace = codes(own["trace_id"])
+    parent, there = (numbers(pa.array(own[name])) for name in ("parent_id", "span_id"))
+    child = parent != 0
     # Most parents have many children: each is looked up once.
-    asked = dense([trace[child], codes(parents)[child], unit[child]])
+    asked = dense([pd.factorize(parent[child])[0], trace[child], unit[child]])
     once = np.flatnonzero(child)[np.unique(asked, return_index=True)[1]]
-    wanted, there = numbers(pa.array(parents.iloc[once])), numbers(pa.array(own["span_id"]))
+    wanted = parent[once]
     order = np.argsort(there, kind="stable")
     first, last = (np.searchsorted(there[order], wanted, side) for side in ("left", "right"))
     # Spans of several traces may share an id.

@@ -146,7 +146,7 @@ def _own_fields(spans: pa.Array) -> dict[str, pa.Array]:
     return {
         "trace_id": _ids(_field(spans, "traceId"), TRACE_ID_BYTES).dictionary_encode(),
         "span_id": _ids(_field(spans, "spanId"), SPAN_ID_BYTES),
-        "parent_id": _ids(parent, SPAN_ID_BYTES, optional=True).dictionary_encode(),
+        "parent_id": _ids(parent, SPAN_ID_BYTES, optional=True),
         "name": pc.fill_null(_field(spans, "name"), "").dictionary_encode(),
         "start_ns": _times(_field(spans, "startTimeUnixNano")),
         "end_ns": _times(_field(spans, "endTimeUnixNano")),

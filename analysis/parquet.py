@@ -9,7 +9,7 @@ they are. A file is complete or not there at all.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pdtrace.analysis.atomic import atomic_file
+from pdtrace.analysis.coded import whole
 from pdtrace.analysis.columns import EVENT_SCHEMA, SPAN_SCHEMA, TEXTS, Batch, nothing
 from pdtrace.analysis.files import RemoteError, Source, opened
 from pdtrace.analysis.schema import EVENT_COLUMNS
@@ -135,15 +136,29 @@ def write_hours(spans: pa.Table, events: pa.Table, directory: Path) -> list[Path
         path = hour_file(directory, int(hours[start]))
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
-            pq.write_table(
-                rows.slice(start, end - start),
-                file,
-                compression="zstd",
-                row_group_size=ROW_GROUP,
-                use_dictionary=[field.name for field in SPAN_SCHEMA if field.type == TEXTS],
-            )
+            _write(rows.slice(start, end - start), file)
         written.append(path)
     return written
+
+
+def _write(rows: pa.Table, file: BinaryIO) -> None:
+    """Row groups, each with the texts that it needs: Arrow would repeat those of all of them."""
+    texts = [field.name for field in SPAN_SCHEMA if field.type == TEXTS]
+    with pq.ParquetWriter(file, SCHEMA, compression="zstd", use_dictionary=texts) as writer:
+        for start in range(0, len(rows), ROW_GROUP):
+            group = rows.slice(start, ROW_GROUP)
+            for name in texts:
+                place = group.column_names.index(name)
+                group = group.set_column(place, SCHEMA.field(name), _needed(group[name]))
+            writer.write_table(group)
+
+
+def _needed(column: pa.ChunkedArray) -> pa.DictionaryArray:
+    """The same texts with a dictionary of no others."""
+    array = whole(column)
+    used, code = np.unique(array.indices.to_numpy(), return_inverse=True)
+    texts = array.dictionary.take(pa.array(used))
+    return pa.DictionaryArray.from_arrays(pa.array(code.astype(np.int32)), texts)
 
 
 def hour_file(directory: Path, hour: int) -> Path:

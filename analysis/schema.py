@@ -1,9 +1,10 @@
 """The columns of the spans table with dtype and unit, and the check that a frame has them.
 
-Two frames. `spans` has one row per span; text columns hold "" where nothing was said, and but for
-`span_id`, which never comes twice, their texts are categories in sorted order (`coded`); integer
-columns marked nullable hold `<NA>`. `events` has one row per span event and points to its span
-by `row`. Times are int64 Unix nanoseconds and stay integers throughout.
+Two frames. `spans` has one row per span; text columns hold "" where nothing was said, and their
+texts are categories in sorted order (`coded`), but for `span_id` and `parent_id`, of which there
+are about as many as spans; integer columns marked nullable hold `<NA>`. `events` has one row per
+span event and points to its span by `row`. Times are int64 Unix nanoseconds and stay integers
+throughout.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ class Column(NamedTuple):
 SPAN_COLUMNS: Final = (
     Column("trace_id", TEXT, "32 hex digits"),
     Column("span_id", ID, "16 hex digits"),
-    Column("parent_id", TEXT, "16 hex digits or empty"),
+    Column("parent_id", ID, "16 hex digits or empty"),
     Column("name", TEXT, "span name"),
     Column("start_ns", TIME, "Unix nanoseconds"),
     Column("end_ns", TIME, "Unix nanoseconds, never before start_ns"),

@@ -138,7 +138,7 @@ def _texts(count: int, seed: int) -> dict[str, pa.Array]:
     return {
         "trace_id": _named(request, ids),
         "span_id": pa.array(np.array(span_ids, dtype=object)[numbers]),
-        "parent_id": _named(parent, [*span_ids, ""]),
+        "parent_id": pa.array(np.array([*span_ids, ""], dtype=object)[parent]),
         "name": _named(kind, [span[0] for span in SPANS]),
         "request_id": _named(request, base),
         "engine_request_id": _named(leg, [*legs, ""]),

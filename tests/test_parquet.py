@@ -15,6 +15,7 @@ from pdtrace.analysis.handoffs import join
 from pdtrace.analysis.parquet import SCHEMA, read_batches, write_hours
 from pdtrace.analysis.records import EventRecord, SpanRecord
 from pdtrace.analysis.report import request_records
+from pdtrace.analysis.schema import SPAN_COLUMNS, TEXT
 from pdtrace.analysis.sources import SourceError
 from pdtrace.analysis.split import split
 from pdtrace.analysis.table import SpansTable, TableBuilder, build
@@ -122,6 +123,21 @@ def test_row_groups_come_one_at_a_time(tmp_path: Path, monkeypatch: pytest.Monke
     assert [len(batch) for batch, _ in read_batches(path)][:2] == [5, 5]
     same(tabulate([path]).table, build(spans))
     assert pq.read_schema(path).names == SCHEMA.names
+
+
+def test_a_row_group_holds_its_own_texts_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With those of all others a file of n row groups would be n times as long, and as slow."""
+    monkeypatch.setattr("pdtrace.analysis.parquet.ROW_GROUP", 5)
+    (path,) = written(tmp_path, records(Shape()))
+    texts = [column.name for column in SPAN_COLUMNS if column.dtype == TEXT]
+    with pq.ParquetFile(path, read_dictionary=texts) as file:
+        for number in range(file.num_row_groups):
+            group = file.read_row_group(number)
+            for name in texts:
+                (chunk,) = group[name].chunks
+                assert sorted(chunk.dictionary.to_pylist()) == sorted(set(chunk.to_pylist()))
 
 
 def test_the_command_says_what_it_needs(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
