@@ -122,8 +122,9 @@ def attempts(own: pd.DataFrame) -> pd.DataFrame:
     from where that is known, else the last successful one. Without a success it is the one that
     got furthest.
     """
-    engine = own[(own["side"] != SIDE_ROUTER) & ~own["phantom"]]
     columns = ["request_id", "key", "side", "local", "leg_no"]
+    engine = own[["try", *columns, *_OF_TRIES]]
+    engine = engine[(own["side"] != SIDE_ROUTER) & ~own["phantom"]]
     tries = engine.drop_duplicates("try").set_index("try")[columns].sort_index()
     tries = tries.assign(**_merits(engine, tries.index))
     on_p = tries["side"] == SIDE_PREFILL
@@ -135,6 +136,12 @@ def attempts(own: pd.DataFrame) -> pd.DataFrame:
     chosen = decode.append(_last_good(prefill[served | ~better]))
     tries["chosen"] = tries.index.isin(chosen)
     return tries.sort_values(["key", "start_ns"], kind="stable")[[*columns, "start_ns", "chosen"]]
+
+
+_OF_TRIES: Final = [
+    "name", "role", "mode", "error", "start_ns", "end_ns", "engine_request_id",
+    "peer_engine_request_id",
+]  # fmt: skip
 
 
 def _merits(engine: pd.DataFrame, tries: pd.Index) -> dict[str, Ints | pd.Series]:

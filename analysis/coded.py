@@ -68,6 +68,13 @@ def dense(parts: Sequence[Ints]) -> Ints:
     """Equal combinations get equal numbers from 0 on, in the order of the combinations (int64)."""
     found = parts[0]
     for part in parts[1:]:
-        found = np.unique(found, return_inverse=True)[1] if len(found) else found
-        found = found * (int(part.max()) + 1 if len(part) else 1) + part
-    return np.unique(found, return_inverse=True)[1].astype(np.int64)
+        found = _ranked(found) * (int(part.max()) + 1 if len(part) else 1) + part
+    return _ranked(found)
+
+
+def _ranked(values: Ints) -> Ints:
+    """The place of each value among the different ones (int64). Only these are sorted."""
+    code, different = pd.factorize(values)
+    rank = np.empty(len(different), dtype=np.int64)
+    rank[np.argsort(different)] = np.arange(len(different))
+    return rank[code]

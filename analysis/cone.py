@@ -14,13 +14,15 @@ class Cone:
     """Spans of the tries that count, and their events, ready for lookups by request.
 
     `spans`: own spans with `key`, `side`; `events`: name, time_ns, peer_rank, and the span's
-    side, span, pp_rank, tp_rank. `requests`: index of ids; both frames carry
-    `key`, the place of the request in it.
-    Every lookup returns a nullable Int64 series over `requests` in ns.
+    side, span, pp_rank, tp_rank. `labels`: the requests'; both frames carry `key`, the place of
+    the request in them. Every lookup returns a nullable Int64 series over `requests`, which are
+    these places, in ns.
     """
 
-    def __init__(self, spans: pd.DataFrame, events: pd.DataFrame, requests: pd.Index) -> None:
-        self.requests = requests
+    def __init__(self, spans: pd.DataFrame, events: pd.DataFrame, labels: pd.Index) -> None:
+        self.labels = labels
+        # Numbers: to compare texts again and again would take longer than all lookups.
+        self.requests = pd.RangeIndex(len(labels))
         self.spans = spans
         place = spans.index.get_indexer(pd.Index(events["row"]))
         context = spans[["key", "side", "name", "tp_rank", "pp_rank"]].iloc[place[place >= 0]]

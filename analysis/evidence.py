@@ -50,9 +50,9 @@ def clocks(
 def _estimate(cone: Cone, halfwidths: Alignment | pd.Series | None) -> pd.Series:
     """The half-width of each request as an alignment knows it, or as it is given by label."""
     if isinstance(halfwidths, pd.Series):
-        return halfwidths.astype("Int64").reindex(cone.requests)
+        return halfwidths.astype("Int64").reindex(cone.labels).set_axis(cone.requests)
     known = pd.Series(dtype="Int64") if halfwidths is None else halfwidths.halfwidths(cone.spans)
-    return known.reindex(range(len(cone.requests))).set_axis(cone.requests)
+    return known.reindex(cone.requests)
 
 
 def flags(

@@ -67,14 +67,12 @@ def join(
     own = own_spans(table.spans)
     others = foreign.told(table, own)
     row = _named(own, others)
-    labels = own["request_id"].cat
-    own["key"] = row.index.get_indexer(labels.categories).astype("int64")[labels.codes]
+    labels, codes = row.index, own["request_id"].cat
+    own["key"] = labels.get_indexer(codes.categories).astype("int64")[codes.codes]
     tries = attempts(own)
-    cone = Cone(
-        own.drop(columns=_NOT_LOOKED_AT)[in_chosen(own, tries)],
-        table.events,
-        row.index,
-    )
+    chosen, seen = in_chosen(own, tries), own.drop(columns=_NOT_LOOKED_AT)
+    cone = Cone(seen if chosen.all() else seen[chosen], table.events, labels)
+    row = row.set_axis(cone.requests)
     found, back = transfers.ranks(cone), transfers.back_ranks(cone)
     row = row.assign(**sides.router(cone), **sides.prefill(cone), **sides.decode(cone))
     row = row.assign(
@@ -83,11 +81,11 @@ def join(
         **sides.read_back(cone, back),
     )
     row["mode"] = _mode(cone)
-    told = foreign.complete(others, row.index)
+    told = foreign.complete(others, labels).set_axis(cone.requests)
     row = row.assign(**foreign.fill(row, told))
     row["adjusted"] |= cone.listed(cone.spans[cone.spans["adjusted"]])
     row["reason"] = row["reason"].mask(row["adjusted"] & (row["reason"] == ""), MOVED)
-    found = foreign.ranks(told, found, row.index)
+    found = foreign.ranks(told, found, labels)
     row = row.assign(**clocks(cone, row, halfwidths))
     row["concurrent"] = _concurrent(cone, row)
     row = row.assign(**_membership(cone, row), **_tokens(cone), **facts(cone))
@@ -98,7 +96,7 @@ def join(
     row = row.assign(**_slowest_rank(cone, found, row))
     row["flags"] = flags(cone, row, handshakes, own, partial)
     row["outcome"] = outcomes(cone, own, row)
-    return Handoffs(row, found, back, handshakes, tries, own)
+    return Handoffs(row.set_axis(labels), found, back, handshakes, tries, own)
 
 
 def _named(own: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:

@@ -210,13 +210,13 @@ def _piece(at: Ints, start: pd.Series, end: pd.Series, layer: int, lane: _Lane) 
 def without_handshakes(active: Bools, push: Bools) -> Bools:
     """Cut handshakes out of the submit and the registration they lie inside.
 
-    `active`: bool, shape (n, LAYERS); `push`: bool, shape (n,): P initiates, else D does.
-    Returns shape (n, phases), in priority order.
+    `active`: bool, shape (LAYERS, n); `push`: bool, shape (n,): P initiates, else D does.
+    Returns shape (phases, n), in priority order.
     """
-    cut = active[:, : len(phases.NAMES)].copy()
+    cut = active[: len(phases.NAMES)].copy()
     submit, registration = phases.PRIORITY[phases.SUBMIT], phases.PRIORITY[phases.REGISTRATION]
     # In pull P shakes hands only to read back, before D's leg, so either side's is cut there.
-    by_p, by_d = active[:, HANDSHAKE_P], active[:, HANDSHAKE_D]
-    cut[:, submit] &= ~(by_p | (by_d & ~push))
-    cut[:, registration] &= ~(by_d | (by_p & ~push))
+    by_p, by_d = active[HANDSHAKE_P], active[HANDSHAKE_D]
+    cut[submit] &= ~(by_p | (by_d & ~push))
+    cut[registration] &= ~(by_d | (by_p & ~push))
     return cut

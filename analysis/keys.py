@@ -36,12 +36,21 @@ def _of_texts(texts: pa.Array) -> Keys:
 
 
 def _of_some(texts: pa.Array) -> Keys:
-    ends = pc.utf8_slice_codeunits(texts.cast(pa.large_string()), -16, None)
-    padded = pc.utf8_lpad(ends, 16, "0")
-    if not pc.all(pc.equal(pc.binary_length(padded), 16)).as_py():  # not hex
-        return np.array([hash(text) & 0xFFFFFFFFFFFFFFFF for text in texts.to_pylist()], np.uint64)
-    characters = np.frombuffer(padded.buffers()[2], dtype=np.uint8)[: 16 * len(texts)]
-    digits = _DIGIT[characters].reshape(-1, 16)
+    if not len(texts):
+        return np.zeros(0, np.uint64)
+    texts = texts.cast(pa.large_string())
+    shortest, longest = pc.min_max(pc.binary_length(texts)).as_py().values()
+    if not shortest == longest >= 16:
+        texts = pc.utf8_lpad(pc.utf8_slice_codeunits(texts, -16, None), 16, "0")
+        longest = 16
+        if not pc.all(pc.equal(pc.binary_length(texts), 16)).as_py():  # not hex
+            numbers = [hash(text) & 0xFFFFFFFFFFFFFFFF for text in texts.to_pylist()]
+            return np.array(numbers, np.uint64)
+    # The buffer may begin before the first text.
+    _, offsets, data = texts.buffers()
+    at = int(np.frombuffer(offsets, dtype=np.int64)[texts.offset])
+    characters = np.frombuffer(data, dtype=np.uint8)[at : at + longest * len(texts)]
+    digits = _DIGIT[characters.reshape(-1, longest)[:, -16:]]
     # Two digits a byte, eight bytes a number, the first one highest.
     return (digits[:, ::2] << 4 | digits[:, 1::2]).view(">u8").ravel().astype(np.uint64)
 

@@ -46,4 +46,4 @@ def _first(cone: Cone, said: pd.DataFrame) -> pd.Series:
     # Of spans that end together the shortest is nearest to the cause.
     ordered = said.sort_values(order, ascending=[True, True, False, True])
     first = ordered.drop_duplicates("key").set_index("key")["error_type"]
-    return first.reindex(range(len(cone.requests))).fillna("").set_axis(cone.requests)
+    return first.reindex(cone.requests).fillna("")

@@ -3,7 +3,6 @@
 Everything is int64: a time never passes through a float.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +18,7 @@ class Segments:
     """Elementary segments: within one, the set of active layers does not change.
 
     `key`, `start_ns`, `end_ns`: int64, shape (n,), sorted by key and time, end > start.
-    `active`: bool, shape (n, layers).
+    `active`: bool, shape (layers, n).
     """
 
     key: Ints
@@ -61,13 +60,14 @@ def segments(intervals: pd.DataFrame, layers: int) -> Segments:
     fresh = np.ones(len(key), dtype=np.bool_)
     fresh[1:] = (key[1:] != key[:-1]) | (time[1:] != time[:-1])
     row = np.cumsum(fresh) - 1
-    counts = np.zeros((int(fresh.sum()), layers), dtype=np.int32)
-    np.add.at(counts, (row, layer), delta)
+    # A layer's segments lie side by side in memory, which is how they are gone through.
+    counts = np.zeros((layers, int(fresh.sum())), dtype=np.int32)
+    np.add.at(counts.ravel(), layer * counts.shape[1] + row, delta)
     # Each key's counts return to zero at its last edge, so one running sum serves all keys.
-    active = np.cumsum(counts, axis=0) > 0
+    active = np.cumsum(counts, axis=1, dtype=np.int32, out=counts) > 0
     key, time = key[fresh], time[fresh]
     same = key[1:] == key[:-1]
-    return Segments(key[:-1][same], time[:-1][same], time[1:][same], active[:-1][same])
+    return Segments(key[:-1][same], time[:-1][same], time[1:][same], active[:, :-1][:, same])
 
 
 def owners(found: Segments) -> Ints:
@@ -75,27 +75,22 @@ def owners(found: Segments) -> Ints:
 
     The last layer must be the window itself, active everywhere inside it.
     """
-    first: Ints = found.active.argmax(axis=1).astype(np.int64)
+    first = np.zeros(len(found.key), dtype=np.int64)
+    for layer in reversed(range(len(found.active))):
+        first[found.active[layer]] = layer
     return first
 
 
 def exposed(found: Segments, keys: int) -> Ints:
     """Time owned, int64 ns, shape (keys, layers): each row sums to that key's window."""
-    total = np.zeros((keys, found.active.shape[1]), dtype=np.int64)
-    np.add.at(total, (found.key, owners(found)), found.length_ns)
+    total = np.zeros((keys, len(found.active)), dtype=np.int64)
+    np.add.at(total.ravel(), found.key * len(found.active) + owners(found), found.length_ns)
     return total
 
 
 def union(found: Segments, keys: int) -> Ints:
     """Time active, owned or not, int64 ns, shape (keys, layers)."""
-    total = np.zeros((keys, found.active.shape[1]), dtype=np.int64)
-    np.add.at(total, found.key, found.active * found.length_ns[:, None])
-    return total
-
-
-def measure(found: Segments, where: Callable[[Bools], Bools], keys: int) -> Ints:
-    """Time for which `where(active)` holds, int64 ns, shape (keys,)."""
-    total = np.zeros(keys, dtype=np.int64)
-    hit = where(found.active)
-    np.add.at(total, found.key[hit], found.length_ns[hit])
+    total = np.zeros((keys, len(found.active)), dtype=np.int64)
+    for layer, active in enumerate(found.active):
+        np.add.at(total[:, layer], found.key[active], found.length_ns[active])
     return total

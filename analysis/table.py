@@ -156,6 +156,8 @@ class TableBuilder:
         kept, copies = _each_once(spans, events)
         order = _in_order(spans, kept)
         moved = _moved(events, order, len(spans))
+        if np.array_equal(order, np.arange(len(spans))):
+            return spans, moved, copies
         columns = _columns(spans)
         del spans, events
         return _taken(columns, order), moved, copies
@@ -206,17 +208,21 @@ def _config_once(spans: pa.Table) -> pa.Table:
 
     It is long, and the same on all of them.
     """
-    if not len(spans):
-        return spans
-    codes = [_codes(spans[name]) for name in ("engine_id", "instance_id", "role", "config")]
-    hours = spans["start_ns"].to_numpy() // _HOUR_NS
-    order = np.lexsort((spans["start_ns"].to_numpy(), hours, *codes))
-    keys = np.stack([hours, *codes])[:, order]
-    first = np.ones(len(spans), dtype=np.bool_)
-    first[order[1:]] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
     config = whole(spans["config"])
-    texts = pa.concat_arrays([config.dictionary, pa.array([""], pa.string())])
-    shown = np.where(first, codes[-1], len(texts) - 1).astype(np.int32)
+    texts, code = config.dictionary, config.indices.to_numpy()
+    said = pc.not_equal(texts, "").to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(said[code])
+    start = spans["start_ns"].to_numpy()[rows]
+    process = [_codes(spans[name])[rows] for name in ("engine_id", "instance_id", "role")]
+    keys = np.stack([start // _HOUR_NS, code[rows], *process])
+    order = np.lexsort((start, *keys))
+    keys = keys[:, order]
+    first = np.ones(len(rows), dtype=np.bool_)
+    first[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+    kept = rows[order[first]]
+    shown = np.full(len(spans), len(texts), dtype=np.int32)
+    shown[kept] = code[kept]
+    texts = pa.concat_arrays([texts, pa.array([""], pa.string())])
     column = pa.DictionaryArray.from_arrays(pa.array(shown), texts)
     return spans.set_column(spans.column_names.index("config"), SPAN_SCHEMA.field("config"), column)
 

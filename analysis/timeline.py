@@ -67,7 +67,7 @@ def _shared_lanes(both: pd.DataFrame) -> pd.Series:
 
 def _cuts(found: sweep.Segments, whole: pd.DataFrame) -> pd.DataFrame:
     """One row per segment and phase active in it: request_id, layer, start_ns, end_ns, owned."""
-    at, layer = np.nonzero(found.active)
+    at, layer = np.nonzero(found.active.T)
     return pd.DataFrame(
         {
             "request_id": whole.index.to_numpy()[found.key[at]],

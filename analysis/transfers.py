@@ -79,7 +79,7 @@ def _by_rank(
             "posted_ns": latest(1, submit),
             "wire_ns": earliest(2, complete),
             "done_ns": latest(2, complete),
-            "request_id": cone.requests[key],
+            "request_id": cone.labels[key],
         }
     )
 
@@ -112,9 +112,8 @@ def _notifications(cone: Cone, found: pd.DataFrame) -> pd.Series:
     known = by_key["peer_rank"].nunique()
     seen = known.where(known > 0, by_key["time_ns"].size())
     expected = found.dropna(subset=["begin_ns"]).groupby("key").size()
-    every = range(len(cone.requests))
-    enough = seen.reindex(every).fillna(0) >= expected.reindex(every).fillna(0)
-    return cone.reduce(events, "time_ns", "max").where(enough.to_numpy())
+    enough = seen.reindex(cone.requests).fillna(0) >= expected.reindex(cone.requests).fillna(0)
+    return cone.reduce(events, "time_ns", "max").where(enough)
 
 
 def handshakes(cone: Cone, requests: pd.DataFrame) -> pd.DataFrame:
@@ -169,5 +168,4 @@ def straggle(cone: Cone, found: pd.DataFrame) -> pd.DataFrame:
     behind = last["done_ns"] - median["done_ns"]
     slow = last[["pp_rank", "tp_rank"]].astype("Int64").where(behind > 0)
     columns = {"rank_straggle_ns": behind, "slow_pp": slow["pp_rank"], "slow_tp": slow["tp_rank"]}
-    table = pd.DataFrame(columns).astype("Int64").reindex(range(len(cone.requests)))
-    return table.set_axis(cone.requests)
+    return pd.DataFrame(columns).astype("Int64").reindex(cone.requests)
