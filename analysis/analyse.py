@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from pdtrace.analysis.clocks import DRIFT_PPM
 from pdtrace.analysis.files import RemoteError, Source, is_store_address
 from pdtrace.analysis.load import handoffs_of, load, nothing_named
 from pdtrace.analysis.parallel import read, split_parts
-from pdtrace.analysis.parquet import ParquetError, is_spans_table
-from pdtrace.analysis.partitions import divide
+from pdtrace.analysis.parquet import ParquetError, group_sizes, is_spans_table
+from pdtrace.analysis.partitions import ROWS, divide
 from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError, expand
 from pdtrace.analysis.split import Split, split
 from pdtrace.analysis.timeline import COLUMNS, timeline
@@ -70,14 +70,12 @@ def _tables(sources: Sequence[str | Path]) -> list[Source]:
 
 def _in_parts(paths: list[Source], drift_ppm: float, workers: Workers | None) -> Analysed:
     try:
-        division = divide(paths)
-        if not division.parts:
-            raise SourceError(nothing_named(division.spans))
-        if workers is None or len(division.parts) < 2:
-            found = split_parts(division, drift_ppm)
-        else:
-            with workers() as executor:
-                found = split_parts(division, drift_ppm, executor)
+        several = sum(sum(group_sizes(path)) for path in paths) > ROWS
+        with workers() if workers is not None and several else nullcontext() as executor:
+            division = divide(paths, ROWS, executor)
+            if not division.parts:
+                raise SourceError(nothing_named(division.spans))
+            found = split_parts(division, drift_ppm, executor)
     except (OSError, ParquetError, RemoteError) as error:
         raise SourceError(f"cannot read the spans table: {error}") from error
     except BrokenExecutor as error:

@@ -70,13 +70,19 @@ def read_rows(path: Source, rows: Mapping[int, npt.NDArray[np.int32]]) -> Iterat
             yield _apart(file.read_row_group(group).take(pa.array(wanted)))
 
 
-def read_columns(path: Source, names: Sequence[str]) -> Iterator[pa.Table]:
-    """These columns only, row group by row group; those that the file lacks are empty."""
+def read_columns(path: Source, group: int, names: Sequence[str]) -> pa.Table:
+    """These columns of one row group only; those that the file lacks are empty."""
     with _opened(path) as file:
         known = [name for name in names if name in file.schema_arrow.names]
-        for group in range(file.num_row_groups):
-            rows = file.read_row_group(group, columns=known)
-            yield pa.table({name: _column(rows, SPAN_SCHEMA.field(name)) for name in names})
+        rows = file.read_row_group(group, columns=known)
+        return pa.table({name: _column(rows, SPAN_SCHEMA.field(name)) for name in names})
+
+
+def group_sizes(path: Source) -> list[int]:
+    """Rows of each row group."""
+    with _opened(path) as file:
+        groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+        return [group.num_rows for group in groups]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ wrote (one part, then), and requests that vLLM made itself after another one had
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -20,7 +21,7 @@ from pdtrace.analysis.files import Source
 from pdtrace.analysis.grouped import lowest, present
 from pdtrace.analysis.identity import components
 from pdtrace.analysis.keys import Keys
-from pdtrace.analysis.parquet import read_columns
+from pdtrace.analysis.parquet import group_sizes, read_columns
 from pdtrace.analysis.phantoms import BARE
 from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
@@ -74,14 +75,14 @@ class _Group:
     clocks: frozenset[str]
 
 
-def divide(paths: Sequence[Source], rows: int = ROWS) -> Division:
-    """Parts with about `rows` spans each, and at least one request.
+def divide(paths: Sequence[Source], rows: int = ROWS, executor: Executor | None = None) -> Division:
+    """Parts of about the same size, of about `rows` spans at most, and of at least one request.
 
-    Raises `ParquetError` and `OSError`.
+    Row groups are looked at in this process or on `executor`. Raises `ParquetError` and `OSError`.
     """
-    groups = [_read(path, number, table)
-              for path in paths
-              for number, table in enumerate(read_columns(path, _COLUMNS))]  # fmt: skip
+    places = [(path, number) for path in paths for number in range(len(group_sizes(path)))]
+    run = map if executor is None else executor.map
+    groups = list(run(_read, places))
     groups = [group for group in groups if len(group.request)]
     if groups and all(group.whole for group in groups):
         numbers = _part_numbers(groups, rows)
@@ -100,7 +101,9 @@ def divide(paths: Sequence[Source], rows: int = ROWS) -> Division:
     )
 
 
-def _read(path: Source, number: int, table: pa.Table) -> _Group:
+def _read(place: tuple[Source, int]) -> _Group:
+    path, number = place
+    table = read_columns(path, number, _COLUMNS)
     request, ids = _coded(table["request_id"])
     count = len(ids)
     names = _coded(table["name"])[1]
@@ -159,6 +162,9 @@ def _part_numbers(groups: Sequence[_Group], rows: int) -> list[Ints]:
     first = lowest(np.concatenate([g.first_ns for g in groups]), component, len(sizes))
     order = np.argsort(first, kind="stable")
     part = np.zeros(len(sizes), dtype=np.int64)
-    part[order] = (np.cumsum(sizes[order]) - sizes[order]) // rows
+    # As many parts as are needed, each of about the same size.
+    total = int(sizes.sum())
+    even = -(-total // max(1, -(-total // rows)))
+    part[order] = (np.cumsum(sizes[order]) - sizes[order]) // max(1, even)
     cuts = np.cumsum([len(group.id) for group in groups])[:-1]
     return np.split(part[component], cuts)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -169,7 +168,7 @@ def test_a_process_that_is_lost_is_one_sentence(
 ) -> None:
     """And no half of a result."""
     files = stored(tmp_path, [s for n in range(4) for s in records(Shape(), f"r-{n}")])
-    monkeypatch.setattr("pdtrace.analysis.analyse.divide", partial(divide, rows=1))
+    monkeypatch.setattr("pdtrace.analysis.analyse.ROWS", 1)
 
     with pytest.raises(SourceError, match="^a process that split a part was lost"):
         analyse(files, workers=lambda: FakeLostExecutor(1))

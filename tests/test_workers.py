@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -104,7 +103,7 @@ def test_the_command_prints_the_same_bytes_wherever_it_works(
         "local": ["--dask", "local", "--processes", "2"],
     }[where]
     whole = printed(files, [], capfd)
-    monkeypatch.setattr(analyse, "divide", partial(divide, rows=160))
+    monkeypatch.setattr(analyse, "ROWS", 160)
     assert printed(files, options, capfd) == whole
     assert whole.count("\n") == REQUESTS
 
@@ -120,7 +119,7 @@ def test_no_scheduler_is_said_in_one_sentence(
     files: list[Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And nothing is split by other means."""
-    monkeypatch.setattr(analyse, "divide", partial(divide, rows=160))
+    monkeypatch.setattr(analyse, "ROWS", 160)
     monkeypatch.setattr("pdtrace.analysis.workers._CONNECT_S", 1)
     with pytest.raises(SystemExit) as stopped:
         main(["split", *map(str, files), "--dask", "tcp://127.0.0.1:9"])
