@@ -99,14 +99,14 @@ def read_lines(lines: Sequence[bytes], span_bytes: int) -> Batch | None:
     told = [line for line in lines if not line.isspace()]
     if not told or not all(_looks_strict(line) for line in told):
         return None
-    data = b"".join(told)
+    data, longest = b"".join(told), max(map(len, told))
     try:
         data.decode()
-        options = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        options = pj.ReadOptions(use_threads=True, block_size=max(1 << 20, 2 * longest))
         table = pj.read_json(pa.BufferReader(data), read_options=options, parse_options=_PARSE)
         if len(table) != len(told):
             return None
-        return _rows(table["resourceSpans"], max(map(len, told)) > span_bytes, span_bytes)
+        return _rows(table["resourceSpans"], longest > span_bytes, span_bytes)
     except (_Other, UnicodeDecodeError, pa.ArrowInvalid):
         return None
 
