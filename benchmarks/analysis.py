@@ -1,6 +1,6 @@
 """How fast spans become a split, and beside it what that is compared with, in one run.
 
-    python benchmarks/analysis.py [--json] [--requests 10000 100000] [--lines 5000]
+    python benchmarks/analysis.py [--json] [--requests 10000 100000] [--lines 20000]
 
 - `pdtrace split DIR` on the spans table in Parquet of made traffic (16 spans a request) of each
   size, as a user runs it: wall time from start to end, and the most memory that its processes had
@@ -34,7 +34,7 @@ from pdtrace.analysis.parquet import write_hours
 from pdtrace.analysis.table import TableBuilder
 
 SIZES: Final = (10_000, 100_000)
-LINES: Final = 5_000
+LINES: Final = 20_000
 SPANS_A_LINE: Final = 512
 _POLL_S: Final = 0.25
 _BATCH: Final = 50_000

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import ParseDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from otlp_documents import SPAN_ID, START_NS, TRACE_ID, document, span
 
 from pdtrace.analysis.account import Account
 from pdtrace.analysis.intake import SPAN_BYTES
+from pdtrace.analysis.otlp import protobuf_to_json
 from pdtrace.analysis.otlp_columns import read_lines
 from pdtrace.analysis.sources import Limits
 from pdtrace.analysis.store import Batch, Reading, SourceError
@@ -116,6 +119,17 @@ def test_the_strict_form_is_read_as_rows(name: str, tmp_path: Path) -> None:
     assert is_strict(data)
     compared(tmp_path / "x.jsonl", data)
     compared(tmp_path / "x.jsonl", b"\n" + data.replace(b"\n", b" \r\n") + b"  \n")
+
+
+def test_what_export_writes_is_of_the_strict_form() -> None:
+    """So what is kept as lines is read soon."""
+    exported = ExportTraceServiceRequest()
+    ParseDict(document(full()), exported)
+    for group in exported.resource_spans[0].scope_spans:
+        for one in group.spans:
+            one.trace_id, one.span_id = bytes.fromhex(TRACE_ID), bytes.fromhex(SPAN_ID)
+            one.parent_span_id = bytes.fromhex(SPAN_ID)
+    assert is_strict(protobuf_to_json(exported.SerializeToString()) + b"\n")
 
 
 OTHER: dict[str, Any] = {
