@@ -267,5 +267,5 @@ class _Graph:
 
 def _spans_of(handshakes: pd.DataFrame, ids: pd.Index) -> pd.DataFrame:
     """Handshakes of these requests, `key` = the request's place."""
-    mine = handshakes[handshakes["request_id"].isin(ids)]
-    return mine.assign(key=ids.get_indexer(pd.Index(mine["request_id"])))
+    found = handshakes.assign(key=ids.get_indexer(pd.Index(handshakes["request_id"])))
+    return found[found["key"] >= 0]

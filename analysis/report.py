@@ -268,8 +268,8 @@ def _first_token(row: RequestRow) -> str:
 
 def flagged_table(split: Split, limit: int = 20) -> Table:
     """Requests with flags, or without a first token: at most `limit` of them."""
-    rows = (row for _, row in request_rows(split.requests))
-    marked = [row for row in rows if row.flags or row.t1_ns is None]
+    requests = split.requests
+    marked = requests[(requests["flags"].map(len) > 0) | requests["t1_ns"].isna()]
     shown = [
         (
             row.name,
@@ -278,7 +278,7 @@ def flagged_table(split: Split, limit: int = 20) -> Table:
             row.outcome or NOT_KNOWN,
             ", ".join(row.flags),
         )
-        for row in marked[:limit]
+        for _, row in request_rows(marked.iloc[:limit])
     ]
     more = len(marked) - len(shown)
     title = f"Flags ({more} more not shown)" if more > 0 else "Flags"

@@ -52,6 +52,8 @@ def selected(requests: pd.DataFrame, chosen: Selection) -> pd.Series:
 def select(split: Split, chosen: Selection) -> Split:
     """The same split with the selected requests only; no number of theirs changes."""
     keep = selected(split.requests, chosen)
+    if keep.all():
+        return split
     rows = split.requests[keep]
     whole = split.splittable.intersection(rows.index, sort=False)
     return replace(

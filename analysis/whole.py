@@ -16,7 +16,9 @@ def together(parts: Sequence[Split]) -> Split:
         return parts[0]
     requests = pd.concat([part.requests for part in parts])
     order = _by_arrival(requests)
-    of_whole = np.concatenate([part.requests.index.isin(part.splittable) for part in parts])
+    of_whole = np.concatenate(
+        [part.splittable.get_indexer(part.requests.index) >= 0 for part in parts]
+    )
     rows = _among(of_whole, order)
     known = pd.concat([part.known for part in parts])
     requests = requests.iloc[order]
