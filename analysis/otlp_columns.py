@@ -31,6 +31,8 @@ from pdtrace.tracing import semconv
 
 BLOCK: Final = 8 << 20
 """Bytes of lines that are read at a time."""
+LONGEST: Final = 1 << 28
+"""Bytes of a line that is read by columns: Arrow counts them in 31 bits."""
 _START: Final = b'{"resourceSpans"'
 _STRING: Final = pa.string()
 _SCALARS: Final = {
@@ -100,6 +102,8 @@ def read_lines(lines: Sequence[bytes], span_bytes: int) -> Batch | None:
     if not told or not all(_looks_strict(line) for line in told):
         return None
     data, longest = b"".join(told), max(map(len, told))
+    if longest > LONGEST:
+        return None
     try:
         data.decode()
         options = pj.ReadOptions(use_threads=True, block_size=max(1 << 20, 2 * longest))
@@ -107,7 +111,7 @@ def read_lines(lines: Sequence[bytes], span_bytes: int) -> Batch | None:
         if len(table) != len(told):
             return None
         return _rows(table["resourceSpans"], longest > span_bytes, span_bytes)
-    except (_Other, UnicodeDecodeError, pa.ArrowInvalid):
+    except (_Other, UnicodeDecodeError, pa.ArrowException):
         return None
 
 

@@ -234,6 +234,18 @@ def test_a_span_above_the_limit_is_refused_also_among_rows(tmp_path: Path) -> No
         compared(tmp_path / "x.jsonl", data, 6000)
 
 
+def test_a_very_long_line_is_left_to_the_other_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Arrow could not count its bytes."""
+    data = lines_of(document(full()))
+    monkeypatch.setattr("pdtrace.analysis.otlp_columns.LONGEST", len(data))
+    assert is_strict(data)
+    monkeypatch.setattr("pdtrace.analysis.otlp_columns.LONGEST", len(data) - 1)
+    assert not is_strict(data)
+    compared(tmp_path / "x.jsonl", data)
+
+
 def test_after_blocks_of_another_kind_rows_are_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
