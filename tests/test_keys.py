@@ -3,7 +3,7 @@
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdtrace.analysis.keys import fingerprints, numbers
@@ -28,6 +28,7 @@ def spelt(ids: list[str]) -> list[pa.Array | pa.ChunkedArray]:
     ]
 
 
+@settings(deadline=None)
 @given(st.one_of(st.lists(hexes), st.lists(of_length(16)), st.lists(of_length(32))))
 def test_the_last_sixteen_digits_count(ids: list[str]) -> None:
     """Whatever the length of the others, and however the column is kept."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdtrace.analysis import sweep
@@ -12,6 +12,7 @@ edges = st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 5), st.in
 
 
 @pytest.mark.parametrize("unit", [1, 2**58])
+@settings(deadline=None)
 @given(st.lists(edges, max_size=12))
 def test_segments_are_in_order_of_key_and_time(
     unit: int, found: list[tuple[int, int, int, int]]
