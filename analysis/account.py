@@ -9,8 +9,8 @@ from typing import Final, Self
 import numpy as np
 import pyarrow as pa
 
+from pdtrace.analysis.counted import plural
 from pdtrace.analysis.keys import Keys, numbers
-from pdtrace.analysis.sources import plural
 from pdtrace.analysis.table import Copies, SpansTable
 from pdtrace.tracing import semconv
 

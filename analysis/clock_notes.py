@@ -5,10 +5,10 @@ from typing import Final
 import pandas as pd
 
 from pdtrace.analysis.clocks import Clocks
+from pdtrace.analysis.counted import plural
 from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.intervals import EDGES, instants
 from pdtrace.analysis.report import milliseconds
-from pdtrace.analysis.sources import plural
 from pdtrace.analysis.split import Split
 
 LIMITED_PERCENT: Final = 10

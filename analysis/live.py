@@ -17,9 +17,10 @@ from urllib.parse import quote, urlsplit
 import httpx
 import orjson
 
+from pdtrace.analysis.counted import plural
 from pdtrace.analysis.framing import LONGEST_MESSAGE
 from pdtrace.analysis.ids import TRACE_ID_BYTES, hex_id
-from pdtrace.analysis.messages import Document, plural
+from pdtrace.analysis.messages import Document
 from pdtrace.analysis.query import Query
 
 TOKEN_VARIABLE: Final = "PDTRACE_TRACES_TOKEN"

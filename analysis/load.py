@@ -7,8 +7,9 @@ from pathlib import Path
 from pdtrace.analysis.alignment import aligned, clocks_in
 from pdtrace.analysis.clock_notes import clipped_gaps, clock_notes
 from pdtrace.analysis.clocks import DRIFT_PPM, Clocks
+from pdtrace.analysis.counted import plural
 from pdtrace.analysis.handoffs import Handoffs, join
-from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError, plural
+from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError
 from pdtrace.analysis.table import SpansTable
 from pdtrace.analysis.tabulate import tabulate
 

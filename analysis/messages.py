@@ -15,6 +15,7 @@ import orjson
 
 from pdtrace.analysis import kv_log
 from pdtrace.analysis.columns import Batch
+from pdtrace.analysis.counted import plural
 from pdtrace.analysis.framing import LONGEST_MESSAGE, BadFrame, CutFrame, read_frames
 from pdtrace.analysis.intake import OtlpError
 from pdtrace.analysis.otlp import span_count
@@ -95,11 +96,6 @@ class Skipped:
         for kind, count in self.not_traces.items():
             said.append(f"{source}: skipped {plural(count, 'message')}: {kind}")
         return said
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 line`, `2 lines`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def stream_messages(

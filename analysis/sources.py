@@ -16,7 +16,7 @@ from pdtrace.analysis.columns import Batch
 from pdtrace.analysis.compression import PLAIN_BYTES, Plain
 from pdtrace.analysis.framing import BadFrame, CutFrame, read_frames
 from pdtrace.analysis.intake import SPAN_BYTES
-from pdtrace.analysis.messages import Document, NotUnderstood, Skipped, plural, stream_messages
+from pdtrace.analysis.messages import Document, NotUnderstood, Skipped, stream_messages
 from pdtrace.analysis.query import Query, last_hour
 from pdtrace.analysis.segments import is_store, segment_paths
 
@@ -30,7 +30,6 @@ __all__ = [
     "Skipped",
     "SourceError",
     "expand",
-    "plural",
     "read_messages",
 ]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pdtrace.analysis import jaeger, kv_log
+from pdtrace.analysis.counted import plural
 from pdtrace.analysis.foreign_dynamo import parse_trace, trace_event
 from pdtrace.analysis.ids import TRACE_ID_BYTES, hex_id
 from pdtrace.analysis.intake import OtlpError, Tally
@@ -22,7 +23,6 @@ from pdtrace.analysis.sources import (
     Place,
     SourceError,
     expand,
-    plural,
     read_messages,
 )
 

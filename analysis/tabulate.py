@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from pdtrace.analysis.account import Account
-from pdtrace.analysis.sources import DEFAULT_LIMITS, plural
+from pdtrace.analysis.counted import plural
+from pdtrace.analysis.sources import DEFAULT_LIMITS
 from pdtrace.analysis.store import Batch, Limits, Reading, SourceError
 from pdtrace.analysis.table import SpansTable, TableBuilder
 

@@ -10,7 +10,7 @@ import typer
 
 from pdtrace.analysis.atomic import atomic_file
 from pdtrace.analysis.collect import GRPC_PORT, HTTP_PORT, Collector, ListenError
-from pdtrace.analysis.messages import plural
+from pdtrace.analysis.counted import plural
 from pdtrace.analysis.receive import Counts
 from pdtrace.analysis.segments import StoreError
 
