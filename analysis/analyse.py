@@ -13,7 +13,7 @@ from pdtrace.analysis.clocks import DRIFT_PPM
 from pdtrace.analysis.files import RemoteError, Source, is_store_address
 from pdtrace.analysis.load import handoffs_of, load, nothing_named
 from pdtrace.analysis.parallel import read, split_parts
-from pdtrace.analysis.parquet import ParquetError, group_sizes, is_spans_table
+from pdtrace.analysis.parquet import ParquetError, is_spans_table, row_groups
 from pdtrace.analysis.partitions import ROWS, divide
 from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError, expand
 from pdtrace.analysis.split import Split, split
@@ -70,9 +70,10 @@ def _tables(sources: Sequence[str | Path]) -> list[Source]:
 
 def _in_parts(paths: list[Source], drift_ppm: float, workers: Workers | None) -> Analysed:
     try:
-        several = sum(sum(group_sizes(path)) for path in paths) > ROWS
+        groups = row_groups(paths)
+        several = sum(group.size for group in groups) > ROWS
         with workers() if workers is not None and several else nullcontext() as executor:
-            division = divide(paths, ROWS, executor)
+            division = divide(groups, ROWS, executor)
             if not division.parts:
                 raise SourceError(nothing_named(division.spans))
             found = split_parts(division, drift_ppm, executor)

@@ -40,11 +40,16 @@ def from_arrow(column: pa.ChunkedArray) -> pd.Series:
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
-    """All chunks as one array with one dictionary, also where Arrow hands none over."""
-    one = column.unify_dictionaries().combine_chunks()
+    """All chunks as one array with one dictionary."""
+    return combined(column.unify_dictionaries())
+
+
+def combined(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """All chunks as one array, also where Arrow hands none over."""
+    one = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if not isinstance(one, pa.ChunkedArray):
         return one
-    return one.chunk(0) if one.num_chunks else pa.array([], pa.string()).cast(column.type)
+    return one.chunk(0) if one.num_chunks else pa.nulls(0, column.type)
 
 
 def codes(column: pd.Series) -> Ints:

@@ -28,6 +28,8 @@ REJECT_NO_REQUEST: Final = "no_request_id"
 REJECT_LONG_ID: Final = "id_too_long"
 ID_CHARACTERS: Final = 1024
 """Of a request's id and of its legs' ids: more is nobody's id, and is in every row of a result."""
+ID_COLUMNS: Final = ("request_id", "engine_request_id", "peer_engine_request_id")
+"""Columns that such an id is in."""
 BATCH: Final = 1 << 13
 """Spans that are held as Python objects at a time."""
 _LARGEST: Final = (1 << 63) - 1
@@ -101,7 +103,7 @@ EMPTY: Final[list[Any]] = [
 """A row in which nothing was said."""
 _ERROR: Final = _PLACE["error"]
 _REQUEST: Final = _PLACE["request_id"]
-_IDS: Final = (_REQUEST, _PLACE["engine_request_id"], _PLACE["peer_engine_request_id"])
+_IDS: Final = [_PLACE[name] for name in ID_COLUMNS]
 
 
 class Batch(NamedTuple):

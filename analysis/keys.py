@@ -7,6 +7,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pdtrace.analysis.coded import combined
+
 _AT_A_TIME: Final = 1 << 20
 _FACTOR: Final = np.uint64(0x9E3779B97F4A7C15)
 
@@ -20,9 +22,7 @@ def fingerprints(trace_ids: pa.ChunkedArray, span_ids: pa.ChunkedArray) -> Keys:
 
 def numbers(ids: pa.Array | pa.ChunkedArray) -> Keys:
     """The last 16 hex digits of each id as a number, 0 for an empty one."""
-    found = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
-    if isinstance(found, pa.ChunkedArray):
-        found = found.chunk(0) if found.num_chunks else pa.array([], ids.type)
+    found = combined(ids)
     if pa.types.is_dictionary(found.type):
         codes = found.indices.to_numpy(zero_copy_only=False)
         values = _of_texts(found.dictionary)

@@ -195,12 +195,12 @@ def _log_messages(stream: BinaryIO, name: str, skipped: Skipped) -> Iterator[Doc
 def _line_messages(
     lines: Iterable[bytes], name: str, skipped: Skipped, span_bytes: int | None = None
 ) -> Iterator[Document | Batch]:
-    read = gain = 0
+    read = vain = 0
     for block in _blocks(lines):
-        # Where rows were sought in vain they are hardly sought again.
-        tried = span_bytes is not None and gain > -_VAIN
-        rows = read_lines(block, span_bytes) if tried and span_bytes is not None else None
-        gain += 1 if rows is not None else -1
+        rows = None
+        if span_bytes is not None and vain < _VAIN:
+            rows = read_lines(block, span_bytes)
+            vain += 1 if rows is None else -1
         if rows is not None:
             read += 1
             yield rows

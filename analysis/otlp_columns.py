@@ -6,7 +6,7 @@ reads it, and counts what is wrong. So both give the same table, only this one s
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,7 @@ import pyarrow.json as pj
 from pdtrace.analysis.columns import (
     EVENT_SCHEMA,
     ID_CHARACTERS,
+    ID_COLUMNS,
     RESOURCE_ATTRIBUTES,
     SPAN_ATTRIBUTES,
     SPAN_SCHEMA,
@@ -86,7 +87,6 @@ _PARSE: Final = pj.ParseOptions(
 )
 _INTEGER: Final = r"\A-?[0-9]{1,19}\z"
 _TIME: Final = r"\A[0-9]{19}\z"
-_IDS: Final = ("request_id", "engine_request_id", "peer_engine_request_id")
 
 
 class _Other(Exception):
@@ -138,8 +138,8 @@ def _rows(exports: pa.ChunkedArray, measure: bool, span_bytes: int) -> Batch:
     if measure:
         _demand(bool((_largest(spans) <= span_bytes).all()))
     columns |= {f.name: nothing(f, count) for f in SPAN_SCHEMA if f.name not in columns}
+    _demand_usable(columns)
     table = pa.table([columns[name] for name in SPAN_SCHEMA.names], schema=SPAN_SCHEMA)
-    _demand_usable(table)
     return Batch(table, _events(_field(spans, "events")))
 
 
@@ -181,7 +181,7 @@ def _attributes(lists: pa.Array, names: Mapping[str, str], count: int) -> dict[s
     owner, pairs = _inside(lists)
     value = _field(pairs, "value")
     _demand_one_each(value)
-    _inside(_field(value, "arrayValue", "values"), _demand_one_each)
+    _demand_one_each(_inside(_field(value, "arrayValue", "values"))[1])
     keys = pc.fill_null(_field(pairs, "key"), "").dictionary_encode()
     number = keys.indices.to_numpy()
     columns = {}
@@ -239,22 +239,23 @@ def _demand_one_each(values: pa.Array) -> None:
 
 def _demand_match(texts: pa.Array, pattern: str) -> None:
     """Every text that is there is of this form."""
-    matched = pc.all(pc.match_substring_regex(texts, pattern), min_count=0).as_py()
-    _demand(matched is not False)
+    _demand(pc.all(pc.match_substring_regex(texts, pattern), min_count=0).as_py())
 
 
-def _demand_usable(spans: pa.Table) -> None:
-    """No span would be refused, changed or counted by the readers of records."""
-    start, end = spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy()
-    _demand(bool((start >= EARLIEST_NS).all() and (end <= LATEST_NS).all()))
+def _demand_usable(columns: Mapping[str, pa.Array]) -> None:
+    """No span would be refused, changed or counted by the readers of records.
+
+    That its times are of this age was demanded when they were read.
+    """
+    start, end = columns["start_ns"].to_numpy(), columns["end_ns"].to_numpy()
     _demand(bool((end >= start).all() and (end - start <= LONGEST_NS).all()))
-    names = spans["name"].combine_chunks()
+    names = columns["name"]
     _demand(all(adapter(name) is None for name in names.dictionary.to_pylist()))
     ours = pc.is_in(names, pa.array(sorted(semconv.OWN_SPANS)).cast(_STRING))
-    unnamed = pc.equal(spans["request_id"].combine_chunks().cast(_STRING), "")
+    unnamed = pc.equal(columns["request_id"].cast(_STRING), "")
     _demand(not pc.any(pc.and_(ours, unnamed)).as_py())
-    for name in _IDS:
-        texts = spans[name].combine_chunks().dictionary
+    for name in ID_COLUMNS:
+        texts = columns[name].dictionary
         _demand((pc.max(pc.utf8_length(texts)).as_py() or 0) <= ID_CHARACTERS)
 
 
@@ -307,12 +308,10 @@ def _bytes(texts: pa.Array) -> Ints:
     return found
 
 
-def _inside(lists: pa.Array, demand: Any = None) -> tuple[Ints, pa.Array]:
+def _inside(lists: pa.Array) -> tuple[Ints, pa.Array]:
     """What is in the lists, and by value the place of its list (int64); no value may be null."""
     values = lists.flatten()
     _demand(not values.null_count)
-    if demand is not None:
-        demand(values)
     owner: Ints = pc.list_parent_indices(lists).to_numpy().astype(np.int64)
     return owner, values
 

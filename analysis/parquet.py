@@ -9,7 +9,7 @@ they are. A file is complete or not there at all.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pdtrace.analysis.atomic import atomic_file
-from pdtrace.analysis.coded import whole
+from pdtrace.analysis.coded import combined, whole
 from pdtrace.analysis.columns import EVENT_SCHEMA, SPAN_SCHEMA, TEXTS, Batch, nothing
 from pdtrace.analysis.files import RemoteError, Source, opened
 from pdtrace.analysis.schema import EVENT_COLUMNS
@@ -28,6 +28,7 @@ FILE: Final = "spans.parquet"
 HOUR_NS: Final = 3600 * 10**9
 ROW_GROUP: Final = 1 << 17
 """Rows that are read at a time: about 15 MB."""
+_TEXTS: Final = [field.name for field in SPAN_SCHEMA if field.type == TEXTS]
 _KEY: Final = b"pdtrace.spans"
 _VERSION: Final = b"1"
 _EVENTS: Final = "events"
@@ -42,6 +43,14 @@ SCHEMA: Final = SPAN_SCHEMA.append(pa.field(_EVENTS, pa.list_(_STORED_EVENT))).w
 
 class ParquetError(Exception):
     """A Parquet file that holds no spans table; what is wrong, to be said after its name."""
+
+
+class RowGroup(NamedTuple):
+    """One row group of a file, and how many rows it has."""
+
+    path: Source
+    number: int
+    size: int
 
 
 def is_parquet(path: Source) -> bool:
@@ -70,19 +79,22 @@ def read_rows(path: Source, rows: Mapping[int, npt.NDArray[np.int32]]) -> Iterat
             yield _apart(file.read_row_group(group).take(pa.array(wanted)))
 
 
-def read_columns(path: Source, group: int, names: Sequence[str]) -> pa.Table:
+def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
     """These columns of one row group only; those that the file lacks are empty."""
-    with _opened(path) as file:
+    with _opened(group.path) as file:
         known = [name for name in names if name in file.schema_arrow.names]
-        rows = file.read_row_group(group, columns=known)
+        rows = file.read_row_group(group.number, columns=known)
         return pa.table({name: _column(rows, SPAN_SCHEMA.field(name)) for name in names})
 
 
-def group_sizes(path: Source) -> list[int]:
-    """Rows of each row group."""
-    with _opened(path) as file:
-        groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
-        return [group.num_rows for group in groups]
+def row_groups(paths: Sequence[Source]) -> list[RowGroup]:
+    """Those of all files, in order."""
+    found = []
+    for path in paths:
+        with _opened(path) as file:
+            sizes = [file.metadata.row_group(at).num_rows for at in range(file.num_row_groups)]
+        found += [RowGroup(path, number, size) for number, size in enumerate(sizes)]
+    return found
 
 
 @contextmanager
@@ -92,11 +104,13 @@ def _opened(path: Source) -> Iterator[pq.ParquetFile]:
         # Arrow reads a file of this machine by itself, which is faster.
         source = path if isinstance(path, Path) else stack.enter_context(opened(path))
         try:
-            known = pq.read_schema(source)
-            if (known.metadata or {}).get(_KEY) != _VERSION:
+            end = pq.read_metadata(source)
+            if (end.metadata or {}).get(_KEY) != _VERSION:
                 raise ParquetError("is Parquet, but not a spans table of `pdtrace export`")
-            texts = [f.name for f in SPAN_SCHEMA if f.type == TEXTS and f.name in known.names]
-            yield stack.enter_context(pq.ParquetFile(source, read_dictionary=texts))
+            known = end.schema.to_arrow_schema().names
+            texts = [name for name in _TEXTS if name in known]
+            file = pq.ParquetFile(source, metadata=end, read_dictionary=texts)
+            yield stack.enter_context(file)
         except pa.ArrowInvalid as error:
             raise ParquetError(f"is broken Parquet: {str(error).splitlines()[0]}") from error
 
@@ -113,9 +127,7 @@ def is_spans_table(path: Source) -> bool:
 def _apart(rows: pa.Table) -> Batch:
     """Spans and events of one row group."""
     spans = [_column(rows, field) for field in SPAN_SCHEMA]
-    lists = rows[_EVENTS].combine_chunks()
-    if isinstance(lists, pa.ChunkedArray):
-        lists = lists.chunk(0) if lists.num_chunks else pa.array([], rows[_EVENTS].type)
+    lists = combined(rows[_EVENTS])
     flat = lists.flatten()
     events = [pc.cast(pc.list_parent_indices(lists), pa.int64())]
     events += [pc.struct_field(flat, field.name).cast(field.type) for field in _EVENT]
@@ -149,11 +161,10 @@ def write_hours(spans: pa.Table, events: pa.Table, directory: Path) -> list[Path
 
 def _write(rows: pa.Table, file: BinaryIO) -> None:
     """Row groups, each with the texts that it needs: Arrow would repeat those of all of them."""
-    texts = [field.name for field in SPAN_SCHEMA if field.type == TEXTS]
-    with pq.ParquetWriter(file, SCHEMA, compression="zstd", use_dictionary=texts) as writer:
+    with pq.ParquetWriter(file, SCHEMA, compression="zstd", use_dictionary=_TEXTS) as writer:
         for start in range(0, len(rows), ROW_GROUP):
             group = rows.slice(start, ROW_GROUP)
-            for name in texts:
+            for name in _TEXTS:
                 place = group.column_names.index(name)
                 group = group.set_column(place, SCHEMA.field(name), _needed(group[name]))
             writer.write_table(group)
@@ -176,8 +187,7 @@ def _together(spans: pa.Table, events: pa.Table) -> pa.Table:
     """Spans with the list of their events as one more column."""
     counts = np.bincount(events["row"].to_numpy(), minlength=len(spans))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    columns = [events[field.name].cast(field.type).combine_chunks() for field in _STORED_EVENT]
-    chunks = [c.chunk(0) if isinstance(c, pa.ChunkedArray) else c for c in columns]
-    structs = pa.StructArray.from_arrays(chunks, fields=list(_STORED_EVENT))
+    columns = [combined(events[field.name].cast(field.type)) for field in _STORED_EVENT]
+    structs = pa.StructArray.from_arrays(columns, fields=list(_STORED_EVENT))
     lists = pa.ListArray.from_arrays(pa.array(offsets), structs)
     return pa.table([*(spans[name] for name in SPAN_SCHEMA.names), lists], schema=SCHEMA)

@@ -21,7 +21,7 @@ from pdtrace.analysis.files import Source
 from pdtrace.analysis.grouped import lowest, present
 from pdtrace.analysis.identity import components
 from pdtrace.analysis.keys import Keys
-from pdtrace.analysis.parquet import group_sizes, read_columns
+from pdtrace.analysis.parquet import RowGroup, read_columns
 from pdtrace.analysis.phantoms import BARE
 from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
@@ -75,15 +75,15 @@ class _Group:
     clocks: frozenset[str]
 
 
-def divide(paths: Sequence[Source], rows: int = ROWS, executor: Executor | None = None) -> Division:
+def divide(
+    row_groups: Sequence[RowGroup], rows: int = ROWS, executor: Executor | None = None
+) -> Division:
     """Parts of about the same size, of about `rows` spans at most, and of at least one request.
 
     Row groups are looked at in this process or on `executor`. Raises `ParquetError` and `OSError`.
     """
-    places = [(path, number) for path in paths for number in range(len(group_sizes(path)))]
     run = map if executor is None else executor.map
-    groups = list(run(_read, places))
-    groups = [group for group in groups if len(group.request)]
+    groups = [group for group in run(_read, row_groups) if len(group.request)]
     if groups and all(group.whole for group in groups):
         numbers = _part_numbers(groups, rows)
     else:
@@ -101,9 +101,8 @@ def divide(paths: Sequence[Source], rows: int = ROWS, executor: Executor | None 
     )
 
 
-def _read(place: tuple[Source, int]) -> _Group:
-    path, number = place
-    table = read_columns(path, number, _COLUMNS)
+def _read(place: RowGroup) -> _Group:
+    table = read_columns(place, _COLUMNS)
     request, ids = _coded(table["request_id"])
     count = len(ids)
     names = _coded(table["name"])[1]
@@ -118,8 +117,8 @@ def _read(place: tuple[Source, int]) -> _Group:
         if column == "engine_request_id":
             made = texts.str.fullmatch(BARE).to_numpy(np.bool_)[code]
     return _Group(
-        path=path,
-        number=number,
+        path=place.path,
+        number=place.number,
         request=request,
         id=by_id,
         spans=np.bincount(request, minlength=count),

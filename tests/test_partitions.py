@@ -22,6 +22,7 @@ from pdtrace.analysis.analyse import analyse
 from pdtrace.analysis.export import to_parquet
 from pdtrace.analysis.load import load
 from pdtrace.analysis.parallel import Result, split_parts
+from pdtrace.analysis.parquet import row_groups
 from pdtrace.analysis.partitions import Division, divide
 from pdtrace.analysis.records import SpanRecord
 from pdtrace.analysis.sources import SourceError
@@ -62,7 +63,7 @@ def same(one: Split, other: Split) -> None:
 
 
 def divided(files: Sequence[Path], rows: int) -> tuple[Division, Result]:
-    division = divide(files, rows)
+    division = divide(row_groups(files), rows)
     return division, split_parts(division, 50.0)
 
 
@@ -120,7 +121,7 @@ def test_parts_follow_arrival_and_hold_whole_requests(tmp_path: Path) -> None:
         for number in range(30)
         for span in records(Shape(mode="push", start=number * 1000), f"r-{number:02}")
     ]
-    division = divide(stored(tmp_path, spans), len(spans) // 5)
+    division = divide(row_groups(stored(tmp_path, spans)), len(spans) // 5)
     sizes = [sum(len(rows.rows) for rows in part) for part in division.parts]
     assert sum(sizes) == division.spans == len(spans)
     assert [size // (len(spans) // 30) for size in sizes] == [6, 6, 6, 6, 6]
@@ -132,8 +133,8 @@ def test_spans_of_others_stay_together(tmp_path: Path) -> None:
     """What they tell of one request may follow from what they tell of another."""
     spans = [s for number in range(9) for s in records(Shape(mode="pull"), f"r-{number}")]
     other = replace(spans[0], name=sc.VLLM_SPAN, span_id="f" * 16, parent_id="")
-    assert len(divide(stored(tmp_path / "ours", spans), 1).parts) == 9
-    assert len(divide(stored(tmp_path / "both", [*spans, other]), 1).parts) == 1
+    assert len(divide(row_groups(stored(tmp_path / "ours", spans)), 1).parts) == 9
+    assert len(divide(row_groups(stored(tmp_path / "both", [*spans, other])), 1).parts) == 1
 
 
 def test_a_phantom_stays_with_the_request_that_failed(tmp_path: Path) -> None:

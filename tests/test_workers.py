@@ -14,6 +14,7 @@ from test_partitions import same, stored
 
 from pdtrace.analysis import analyse
 from pdtrace.analysis.parallel import Result, split_parts
+from pdtrace.analysis.parquet import row_groups
 from pdtrace.analysis.partitions import Division, divide
 from pdtrace.analysis.workers import dask, processes
 from pdtrace.cli.main import main
@@ -38,7 +39,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def division(files: list[Path]) -> Division:
     """Four parts of them."""
-    found = divide(files, 160)
+    found = divide(row_groups(files), 160)
     assert len(found.parts) == 4
     return found
 
