@@ -7,6 +7,7 @@ import os
 import secrets
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from typing import Final
 from pdtrace.connector.cluster import Cluster
 from pdtrace.connector.cluster_settings import ClusterSettings, Layout, Mode
 from pdtrace.connector.process_tree import members
+from pdtrace.connector.processes import EngineServer
 from pdtrace.connector.workload import WorkloadRequest, run_workload
 from pdtrace.tracing.settings import Settings, variable
 
@@ -54,6 +56,17 @@ class Sample:
             spent = self.cpu_ns if metric == "cpu" else self.all_cpu_ns
             return spent / len(self.ttft_ns)
         return statistics.geometric_mean(self.ttft_ns if metric == "ttft" else self.tpot_ns)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all measurements run on; `told` gets a line now and then."""
+
+    server: EngineServer
+    mode: Mode
+    layout: Layout
+    load: Load
+    told: Callable[[str], None]
 
 
 def settings(arm: str, mode: Mode, layout: Layout, run_dir: Path) -> ClusterSettings:

@@ -14,16 +14,27 @@ before stand for those of what comes at the end.
 
 import itertools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from arms import METRICS, OURS, PLAIN, VLLM, Load, Sample, cpu_ns, interval, pin, serve, settings
+from arms import (
+    METRICS,
+    OURS,
+    PLAIN,
+    VLLM,
+    Bench,
+    Load,
+    Sample,
+    cpu_ns,
+    interval,
+    pin,
+    serve,
+    settings,
+)
 
 from pdtrace.connector.cluster import Cluster
-from pdtrace.connector.cluster_settings import Layout, Mode
-from pdtrace.connector.processes import EngineServer
 from pdtrace.connector.workload import mixed_prompts
 
 PAIRS: Final = ((PLAIN, OURS), (OURS, PLAIN), (PLAIN, VLLM), (VLLM, PLAIN))
@@ -102,32 +113,23 @@ def summarize(rounds: Sequence[Round]) -> dict[str, object]:
     return found
 
 
-def one_round(
-    server: EngineServer, mode: Mode, layout: Layout, run_dir: Path, load: Load, seed: int
-) -> Round:
+def one_round(bench: Bench, run_dir: Path, seed: int) -> Round:
     """Every pair once."""
     found = {}
     for pair in PAIRS:
-        one, other = (settings(arm, mode, layout, run_dir / "-".join(pair)) for arm in pair)
-        with Cluster(one, server) as first, Cluster(other, server) as second:
-            found[pair] = work_side_by_side(first, second, load, seed)
+        where = run_dir / "-".join(pair)
+        one, other = (settings(arm, bench.mode, bench.layout, where) for arm in pair)
+        with Cluster(one, bench.server) as first, Cluster(other, bench.server) as second:
+            found[pair] = work_side_by_side(first, second, bench.load, seed)
     return found
 
 
-def measure(
-    server: EngineServer,
-    mode: Mode,
-    layout: Layout,
-    count: int,
-    load: Load,
-    run_dir: Path,
-    told: Callable[[str], None],
-) -> dict[str, object]:
+def measure(bench: Bench, count: int, run_dir: Path) -> dict[str, object]:
     """All rounds."""
     rounds: list[Round] = []
     for number in range(count):
-        rounds.append(one_round(server, mode, layout, run_dir / str(number), load, number))
+        rounds.append(one_round(bench, run_dir / str(number), number))
         for arm, prefix in PREFIXES.items():
             ratios = ", ".join(f"{m} {ratio(rounds[-1], arm, m):.4f}" for m in METRICS)
-            told(f"round {number + 1} of {count}, {prefix}: {ratios}")
+            bench.told(f"round {number + 1} of {count}, {prefix}: {ratios}")
     return summarize(rounds)

@@ -35,7 +35,7 @@ from typing import Final
 
 import fresh
 import switched
-from arms import METRICS, OURS, PLAIN, VLLM, Load
+from arms import METRICS, OURS, PLAIN, VLLM, Bench, Load
 
 from pdtrace.connector.cluster_settings import ClusterSettings, Layout, Mode, server_env
 from pdtrace.connector.processes import EngineServer
@@ -75,10 +75,9 @@ def measure(mode: Mode, layout: Layout, pairs: int, rounds: int, load: Load) -> 
         run_dir = Path(scratch)
         env = {**ClusterSettings().base_env(None), **server_env()}
         with EngineServer(run_dir / "engine-server.log", env) as server:
-            by_switch = switched.measure(
-                server, mode, layout, pairs, load, run_dir / "switched", told
-            )
-            by_process = fresh.measure(server, mode, layout, rounds, load, run_dir / "fresh", told)
+            bench = Bench(server, mode, layout, load, told)
+            by_switch = switched.measure(bench, pairs, run_dir / "switched")
+            by_process = fresh.measure(bench, rounds, run_dir / "fresh")
     return {"mode": mode, "layout": layout, **by_switch, **by_process}
 
 

@@ -6,18 +6,17 @@ speed nor what distinguishes one start of a process from another is in the ratio
 numerator and in its denominator.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
 from time import sleep
 
-from arms import METRICS, OURS, Load, Sample, cpu_ns, interval, pin, serve, settings
+from arms import METRICS, OURS, Bench, Sample, cpu_ns, interval, pin, serve, settings
 
 from pdtrace.connector.cluster import Cluster
-from pdtrace.connector.cluster_settings import ClusterSettings, Layout, Mode
-from pdtrace.connector.processes import EngineServer
+from pdtrace.connector.cluster_settings import ClusterSettings
 from pdtrace.connector.workload import mixed_prompts
 from pdtrace.tracing.settings import Settings
 
@@ -40,9 +39,9 @@ class Switch:
             file.write(bytes([on]))
 
 
-def switchable(mode: Mode, layout: Layout, run_dir: Path, switch: Switch) -> ClusterSettings:
+def switchable(bench: Bench, run_dir: Path, switch: Switch) -> ClusterSettings:
     """Our connectors, with hooks that go on and off."""
-    plain = settings(OURS, mode, layout, run_dir)
+    plain = settings(OURS, bench.mode, bench.layout, run_dir)
     env = {**plain.env, "PDTRACE_BENCHMARK_SWITCH": str(switch.path)}
     return replace(plain, env=env, engine_setup=HOOKS)
 
@@ -95,39 +94,31 @@ def summarize(pairs: Sequence[tuple[Block, Block]]) -> dict[str, object]:
     return found
 
 
-def measure(
-    server: EngineServer,
-    mode: Mode,
-    layout: Layout,
-    count: int,
-    load: Load,
-    run_dir: Path,
-    told: Callable[[str], None],
-) -> dict[str, object]:
+def measure(bench: Bench, count: int, run_dir: Path) -> dict[str, object]:
     """`count` pairs of blocks, in the order ABBA: every second pair begins the other way round."""
+    load = bench.load
     run_dir.mkdir(parents=True)
     switches = [Switch(run_dir / f"switch-{number}") for number in (0, 1)]
     one, other = (
-        switchable(mode, layout, run_dir / str(number), switch)
-        for number, switch in enumerate(switches)
+        switchable(bench, run_dir / str(number), switch) for number, switch in enumerate(switches)
     )
     pairs: list[tuple[Block, Block]] = []
-    with Cluster(one, server) as first, Cluster(other, server) as second:
+    with Cluster(one, bench.server) as first, Cluster(other, bench.server) as second:
         clusters = (first, second)
         prompts = mixed_prompts(count, load.requests, load.short, load.long)
         for cluster in clusters:
             pin(cluster)
         one_block(clusters, prompts[: load.warm_up], load.tokens)
         for number in range(count):
-            blocks: Mapping[bool, Block] = {}
+            blocks: dict[bool, Block] = {}
             for on in (True, False) if number % 2 == 0 else (False, True):
                 switches[0].turn(on)
                 switches[1].turn(not on)
                 before = [stored(cluster) for cluster in clusters]
-                blocks = {**blocks, on: one_block(clusters, prompts, load.tokens)}
+                blocks[on] = one_block(clusters, prompts, load.tokens)
                 came = [stored(c) - size for c, size in zip(clusters, before, strict=True)]
                 demand_spans(*(came if on else reversed(came)))
             pairs.append((blocks[True], blocks[False]))
             ratios = ", ".join(f"{m} {ratio(pairs[-1], m):.4f}" for m in METRICS)
-            told(f"pair {number + 1} of {count}: {ratios}")
+            bench.told(f"pair {number + 1} of {count}: {ratios}")
     return summarize(pairs)
