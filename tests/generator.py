@@ -194,7 +194,7 @@ def truth(shape: Shape) -> tuple[int, Painted]:
         ("requeue", at.back_told, at.p_scheduled),
         ("prefill", at.p_scheduled, at.p_end),
         ("match", at.p_end, at.handed),
-        ("hop", at.leg_d if shape.router or not shape.together else at.d_first, at.d_first),
+        *_hop(shape, at),
         ("retry", at.d_first, at.d_has),
         ("admission", at.d_has, at.attempted),
         ("decode_capacity", at.attempted, at.allocated),
@@ -214,6 +214,19 @@ def truth(shape: Shape) -> tuple[int, Painted]:
         drawn += [("submit", begin, posted), ("transfer", posted, min(done, at.landed))]
         drawn += [("match", at.both, begin)] if shape.push else []
     return at.t1 - at.t0, paint(drawn, at.t0, at.t1)
+
+
+def _hop(shape: Shape, at: Instants) -> list[Interval]:
+    """The second leg's way to D.
+
+    Without the router nobody says when it left. Legs are then sent together if and only if D has
+    the request before prefill ends, and else after the blocks were handed over (split.md).
+    """
+    if shape.router or not shape.together:
+        return [("hop", at.leg_d, at.d_first)]
+    if at.d_has < at.p_end:
+        return []
+    return [("hop", at.handed, at.d_first if at.d_first >= at.handed else at.d_has)]
 
 
 class Writer:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from generator import EPOCH_NS, LOST, Rank, Shape, Writer, instants, records, truth
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from reference_split import reference
 
@@ -107,8 +107,14 @@ def same(one: Split, other: Split) -> None:
     )
 
 
+LATE_LEG = Shape(mode="push", dispatch="concurrent", router=False, prefill=1, hop=90)
+"""Sent together, and without a router nothing shows it: D has it after the hand-over."""
+
+
 @BATCHES
 @given(batches)
+@example([LATE_LEG])
+@example([replace(LATE_LEG, d_retry=70, hop=20)])
 def test_generated_truth_is_recovered_to_the_nanosecond(batch: list[Shape]) -> None:
     """Invariant 15 (and 1, 2, 7): phases, hidden time and TTFT are those that were drawn."""
     found = done(spans_of(batch))
