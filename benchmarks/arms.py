@@ -22,7 +22,8 @@ from pdtrace.tracing.settings import Settings, variable
 OURS, VLLM, PLAIN = "pdtrace", "vllm", "untraced"
 DEFAULTS: Final = {variable("send_every_s"): str(Settings().send_every_s)}
 """As in production; a local cluster sends more often."""
-METRICS: Final = ("cpu", "all_cpu", "ttft", "tpot")
+CPU: Final = ("cpu", "main_cpu", "all_cpu")
+METRICS: Final = (*CPU, "ttft", "tpot")
 _T_975: Final = {
     2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262,
     11: 2.228, 12: 2.201, 13: 2.179, 14: 2.160, 15: 2.145, 16: 2.131, 20: 2.093, 30: 2.045,
@@ -45,16 +46,15 @@ class Load:
 class Sample:
     """What the counted requests of one cluster gave."""
 
-    cpu_ns: int = 0
-    all_cpu_ns: int = 0
+    cpu_ns: dict[str, int] = field(default_factory=dict)
+    """As `cpu_ns` counts it."""
     ttft_ns: list[int] = field(default_factory=list)
     tpot_ns: list[float] = field(default_factory=list)
 
     def value(self, metric: str) -> float:
         """CPU nanoseconds per request; geometric mean of TTFT and of TPOT, in nanoseconds."""
-        if metric in ("cpu", "all_cpu"):
-            spent = self.cpu_ns if metric == "cpu" else self.all_cpu_ns
-            return spent / len(self.ttft_ns)
+        if metric in CPU:
+            return self.cpu_ns[metric] / len(self.ttft_ns)
         return statistics.geometric_mean(self.ttft_ns if metric == "ttft" else self.tpot_ns)
 
 
@@ -99,14 +99,29 @@ def pin(cluster: Cluster) -> None:
                     os.sched_setaffinity(int(task.name), {core})
 
 
-def cpu_ns(cluster: Cluster, api_servers: bool) -> int:
-    """CPU time so far of a cluster's engines; the leader of each one's processes serves the API."""
-    return sum(
-        process_cpu_ns(pid)
-        for engine in cluster.engines
-        for pid in members(engine.process.pid)
-        if api_servers or pid != engine.process.pid
-    )
+def main_thread_cpu_ns(pid: int) -> int:
+    """CPU time of a process's first thread, on which an engine schedules and computes."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
+
+
+def cpu_ns(cluster: Cluster) -> dict[str, int]:
+    """CPU time so far of a cluster's engines: `cpu` of EngineCore and workers, `main_cpu` of their
+    first threads alone, `all_cpu` with the API servers, which lead each engine's processes.
+    """
+    spent = dict.fromkeys(CPU, 0)
+    for engine in cluster.engines:
+        for pid in members(engine.process.pid):
+            every = process_cpu_ns(pid)
+            spent["all_cpu"] += every
+            if pid != engine.process.pid:
+                spent["cpu"] += every
+                spent["main_cpu"] += main_thread_cpu_ns(pid)
+    return spent
+
+
+def less(later: dict[str, int], earlier: dict[str, int]) -> dict[str, int]:
+    """What was spent in between."""
+    return {name: later[name] - earlier[name] for name in CPU}
 
 
 def serve(cluster: Cluster, prompt: str, tokens: int, sample: Sample) -> None:

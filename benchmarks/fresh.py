@@ -7,9 +7,10 @@ ratio of a round is therefore the geometric mean over both orders. From the same
 ratio of the first cluster to the second one, in which tracing cancels: what a difference of nothing
 looks like.
 
-The same load runs before the counted requests, until everything is warm and spans are exported at
-the usual pace, and after them until the other cluster has done its part: exports of what came
-before stand for those of what comes at the end.
+What differs from one start to the next outweighs what differs from one request to the next, so
+there are many rounds of few requests. The same load runs before the counted requests, until
+everything is warm and spans are exported at the usual pace, and after them until the other cluster
+has done its part: exports of what came before stand for those of what comes at the end.
 """
 
 import itertools
@@ -29,6 +30,7 @@ from arms import (
     Sample,
     cpu_ns,
     interval,
+    less,
     pin,
     serve,
     settings,
@@ -41,6 +43,8 @@ PAIRS: Final = ((PLAIN, OURS), (OURS, PLAIN), (PLAIN, VLLM), (VLLM, PLAIN))
 """Of a round; the first one named starts first."""
 PREFIXES: Final = {OURS: "fresh_", VLLM: "vllm_", PLAIN: "place_"}
 """Of the keys of a ratio."""
+FEW: Final = Load(requests=8, warm_up=4)
+"""For each start of a cluster."""
 
 
 def work(cluster: Cluster, load: Load, prompts: Sequence[str], ended: list[Cluster]) -> Sample:
@@ -49,12 +53,10 @@ def work(cluster: Cluster, load: Load, prompts: Sequence[str], ended: list[Clust
     try:
         for prompt in prompts[: load.warm_up]:
             serve(cluster, prompt, load.tokens, Sample())
-        sample.cpu_ns = -cpu_ns(cluster, api_servers=False)
-        sample.all_cpu_ns = -cpu_ns(cluster, api_servers=True)
+        before = cpu_ns(cluster)
         for prompt in prompts[load.warm_up :]:
             serve(cluster, prompt, load.tokens, sample)
-        sample.cpu_ns += cpu_ns(cluster, api_servers=False)
-        sample.all_cpu_ns += cpu_ns(cluster, api_servers=True)
+        sample.cpu_ns = less(cpu_ns(cluster), before)
     finally:
         ended.append(cluster)
     for prompt in itertools.cycle(prompts):
@@ -120,7 +122,7 @@ def one_round(bench: Bench, run_dir: Path, seed: int) -> Round:
         where = run_dir / "-".join(pair)
         one, other = (settings(arm, bench.mode, bench.layout, where) for arm in pair)
         with Cluster(one, bench.server) as first, Cluster(other, bench.server) as second:
-            found[pair] = work_side_by_side(first, second, bench.load, seed)
+            found[pair] = work_side_by_side(first, second, FEW, seed)
     return found
 
 

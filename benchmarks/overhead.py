@@ -1,6 +1,6 @@
 """What tracing costs a serving pair, and beside it what vLLM's own spans cost.
 
-    python benchmarks/overhead.py [--json] [--pairs 12] [--rounds 4] [--mode push] [--layout uni]
+    python benchmarks/overhead.py [--json] [--pairs 12] [--rounds 10] [--mode push] [--layout uni]
 
 Two measurements of the same workload, a prefill and a decode engine on each side:
 
@@ -21,9 +21,10 @@ are therefore those of a machine with two tenants.
 What is measured is the connector. The router is the same for all and sends no spans, as one that
 knows nothing of pdtrace; the client begins a trace with each request, as a gateway does.
 
-CPU is that of EngineCore and worker processes; `all_cpu` counts the API servers as well, where
-vLLM's own spans are made. Printed are geometric means over pairs (or rounds) with their 95 %
-t-intervals.
+CPU is that of EngineCore and worker processes; `main_cpu` that of their first threads alone, on
+which they schedule and compute, so what it shows is in the engine's way; `all_cpu` counts the API
+servers as well, where vLLM's own spans are made. Printed are geometric means over pairs (or rounds)
+with their 95 % t-intervals.
 """
 
 import argparse
@@ -86,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--pairs", type=int, default=12, help="pairs of blocks, on and off (>= 2)")
-    parser.add_argument("--rounds", type=int, default=4, help="rounds of fresh processes (>= 2)")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of fresh processes (>= 2)")
     parser.add_argument("--mode", choices=("push", "pull"), default="push")
     parser.add_argument("--layout", choices=("uni", "mp"), default="uni")
     given = parser.parse_args()

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from time import sleep
 
-from arms import METRICS, OURS, Bench, Sample, cpu_ns, interval, pin, serve, settings
+from arms import METRICS, OURS, Bench, Sample, cpu_ns, interval, less, pin, serve, settings
 
 from pdtrace.connector.cluster import Cluster
 from pdtrace.connector.cluster_settings import ClusterSettings
@@ -54,13 +54,12 @@ def one_block(clusters: Sequence[Cluster], prompts: Sequence[str], tokens: int) 
         for prompt in prompts:
             serve(cluster, prompt, tokens, sample)
 
-    before = [[cpu_ns(cluster, api_servers=api) for api in (False, True)] for cluster in clusters]
+    before = [cpu_ns(cluster) for cluster in clusters]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(work, clusters, samples))
     sleep(REST_S)
-    for cluster, sample, (cpu, all_cpu) in zip(clusters, samples, before, strict=True):
-        sample.cpu_ns = cpu_ns(cluster, api_servers=False) - cpu
-        sample.all_cpu_ns = cpu_ns(cluster, api_servers=True) - all_cpu
+    for cluster, sample, spent in zip(clusters, samples, before, strict=True):
+        sample.cpu_ns = less(cpu_ns(cluster), spent)
     return samples
 
 

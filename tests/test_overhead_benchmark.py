@@ -34,14 +34,19 @@ def test_an_interval_over_rounds(modules: SimpleNamespace) -> None:
     assert found["high"] == pytest.approx(1.29920, abs=2e-5)
 
 
+def cpu(modules: SimpleNamespace, spent: int) -> dict[str, int]:
+    """Half of it on main threads, as much again in API servers."""
+    return dict(zip(modules.arms.CPU, (spent, spent // 2, 2 * spent), strict=True))
+
+
 def test_a_ratio_is_over_both_orders_of_a_pair(modules: SimpleNamespace) -> None:
     """Neither a machine half as fast for one pair nor the place of a cluster changes a ratio."""
     places = (1.04e9, 1e9)
     costs = {"untraced": 1.0, "pdtrace": 1.01, "vllm": 1.1}
 
     def sample(cost: float, speed: int) -> object:
-        cpu = int(cost * speed)
-        return modules.arms.Sample(cpu, 2 * cpu, [1000 * speed], [10.0 * speed])
+        spent = cpu(modules, int(cost * speed))
+        return modules.arms.Sample(spent, [1000 * speed], [10.0 * speed])
 
     def one_round(speed: int) -> dict[tuple[str, str], tuple[object, ...]]:
         return {
@@ -54,7 +59,9 @@ def test_a_ratio_is_over_both_orders_of_a_pair(modules: SimpleNamespace) -> None
 
     found = modules.fresh.summarize([one_round(1), one_round(3)])
     assert found["fresh_cpu_ratio"] == pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
-    assert found["fresh_all_cpu_ratio"] == pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
+    for name in ("all_cpu", "main_cpu"):
+        dearer = pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
+        assert found[f"fresh_{name}_ratio"] == dearer
     assert found["vllm_cpu_ratio"]["mid"] == pytest.approx(1.1)
     assert found["place_cpu_ratio"]["mid"] == pytest.approx(1.04)
     assert found["fresh_ttft_ratio"] == pytest.approx({"low": 1, "mid": 1, "high": 1})
@@ -80,11 +87,11 @@ def test_the_faster_cluster_works_until_the_other_one_has_ended(
             ended.append("slow")
 
     monkeypatch.setattr(modules.fresh, "serve", fake_serve)
-    monkeypatch.setattr(modules.fresh, "cpu_ns", lambda cluster, api_servers: 10 * len(served))
+    monkeypatch.setattr(modules.fresh, "cpu_ns", lambda cluster: cpu(modules, 10 * len(served)))
     load = modules.arms.Load(requests=3, warm_up=1)
     sample = modules.fresh.work("fast", load, ["a", "b", "c", "d"], ended)
     assert served == ["a", "b", "c", "d", "a", "b"]
-    assert (sample.cpu_ns, sample.all_cpu_ns, len(sample.ttft_ns)) == (30, 30, 3)
+    assert (sample.cpu_ns, len(sample.ttft_ns)) == (cpu(modules, 30), 3)
 
 
 def test_a_cluster_that_fails_does_not_keep_the_other_one_at_work(
@@ -106,7 +113,7 @@ def blocks(modules: SimpleNamespace, speed: int) -> tuple[tuple[Any, Any], tuple
     """Hooks that cost 1 %, on a first cluster 5 % dearer, in blocks of which one is slower."""
 
     def sample(cost: float) -> Any:
-        found = modules.arms.Sample(int(cost * 1e9 * speed), int(cost * 2e9 * speed))
+        found = modules.arms.Sample(cpu(modules, int(cost * 1e9 * speed)))
         found.ttft_ns, found.tpot_ns = [1000, 1000], [cost, cost]
         return found
 
