@@ -7,8 +7,10 @@ from itertools import islice
 from typing import Final, Self
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
+from pdtrace.analysis.coded import among
 from pdtrace.analysis.counted import plural
 from pdtrace.analysis.keys import Keys, numbers
 from pdtrace.analysis.table import Copies, SpansTable
@@ -38,20 +40,20 @@ class Account:
     def of(cls, table: SpansTable, copies: Copies, refused: Refused = ()) -> Self:
         """Of one table, in which every trace is whole."""
         spans = table.spans
-        ours = spans["name"].isin(semconv.OWN_SPANS).to_numpy(np.bool_)
+        ours = among(spans["name"], semconv.OWN_SPANS)
         parent, span = (numbers(pa.array(spans[name])) for name in ("parent_id", "span_id"))
         more = [numbers(pa.array([ids[place] for ids in refused], pa.string())) for place in (1, 2)]
         children = np.concatenate([parent[ours], more[1]])
-        children = children[children != 0]
-        lost = children[~np.isin(children, np.concatenate([span, more[0]]))]
+        code, parents = pd.factorize(children[children != 0])
+        absent = ~np.isin(parents, np.concatenate([span, more[0]]))
         ids = spans["trace_id"].cat.categories
         ids = ids[ids != ""]
         low, short = numbers(pa.array(ids, pa.string())), ids.str.startswith("0" * 16)
         return cls(
             rejected=Counter(table.rejected),
             copies=copies,
-            orphans=len(lost),
-            parents=len(np.unique(lost)),
+            orphans=int(absent[code].sum()),
+            parents=int(absent.sum()),
             short=low[short],
             long=low[~short],
         )

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from pdtrace.analysis.coded import coded, codes, dense
-from pdtrace.analysis.grouped import SMALLEST, highest, lowest, nullable, present
+from pdtrace.analysis.coded import among, coded, codes, dense
+from pdtrace.analysis.grouped import LARGEST, SMALLEST, highest, lowest, nullable, present
 from pdtrace.analysis.identity import (
     engine_legs,
     identify,
@@ -20,6 +20,7 @@ from pdtrace.analysis.identity import (
     peers_in_own_terms,
 )
 from pdtrace.analysis.phantoms import adopted
+from pdtrace.analysis.row_view import RowView
 from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
 
@@ -70,14 +71,18 @@ def own_spans(spans: pd.DataFrame) -> pd.DataFrame:
     """
     mine = spans["name"].isin(semconv.OWN_SPANS)
     own = spans if mine.all() else spans[mine]
-    found = identify(own)
+    leg = engine_legs(own)
+    found = identify(own, leg)
     request, phantom = adopted(own, found)
     labels = pd.CategoricalDtype(pd.Index(found.requests["label"]), ordered=True)
     ids = coded(found.requests["id"])
     engine = codes(own["engine_id"])
     try_no = dense([request, engine, codes(own["engine_request_id"])])
-    router = own["name"].isin(_ROUTER_SPANS).to_numpy(np.bool_)
-    side, local = _classify(own[~router], try_no[~router], int(try_no.max(initial=-1)) + 1)
+    legs_are_tries = np.array_equal(leg, codes(own["engine_request_id"]))
+    leg_no = try_no if legs_are_tries else dense([request, engine, leg])
+    router = among(own["name"], _ROUTER_SPANS)
+    engine_spans = own.loc[~router, ["name", "role", "mode"]]
+    side, local = _classify(engine_spans, try_no[~router], int(try_no.max(initial=-1)) + 1)
     # Of a phantom the own id stays that of the request that it was for itself.
     instance = found.requests["instance"].to_numpy(np.int64)
     found_out: dict[str, Any] = {
@@ -88,7 +93,7 @@ def own_spans(spans: pd.DataFrame) -> pd.DataFrame:
         "phantom": phantom,
         "key": request,
         "try": try_no,
-        "leg_no": dense([request, engine, engine_legs(own)]),
+        "leg_no": leg_no,
         "side": pd.Categorical.from_codes(np.where(router, _ROUTER, side[try_no]), dtype=SIDES),
         "local": local[try_no] & ~router,
     }
@@ -98,18 +103,18 @@ def own_spans(spans: pd.DataFrame) -> pd.DataFrame:
 def _classify(engine: pd.DataFrame, try_no: Ints, count: int) -> tuple[Ints, Bools]:
     """By try: its side (code of `SIDES`), and whether it is local."""
 
-    def any_of(rows: pd.Series) -> Bools:
-        return present(try_no[rows.to_numpy(np.bool_)], count)
+    def any_of(rows: Bools) -> Bools:
+        return present(try_no[rows], count)
 
     name, role = engine["name"], engine["role"]
-    prefill, compute = any_of(name.isin(_PREFILL_SPANS)), any_of(name.isin(_COMPUTE_SPANS))
-    goes_on = any_of((name == semconv.SPAN_DECODE) & (role != semconv.ROLE_PREFILL))
+    prefill, compute = (any_of(among(name, of)) for of in (_PREFILL_SPANS, _COMPUTE_SPANS))
+    goes_on = any_of(among(name, [semconv.SPAN_DECODE]) & ~among(role, [semconv.ROLE_PREFILL]))
     # P loads as well, when a later turn reads back what D has; it computes the rest.
-    loads = any_of(name.isin(_LOADING_SPANS)) & ~prefill & ~compute
-    decode = any_of(name.isin(_DECODE_SPANS)) | loads
-    alone = any_of(engine["mode"] == semconv.MODE_NONE)
+    loads = any_of(among(name, _LOADING_SPANS)) & ~prefill & ~compute
+    decode = any_of(among(name, _DECODE_SPANS)) | loads
+    alone = any_of(among(engine["mode"], [semconv.MODE_NONE]))
     local = compute & ~(decode | prefill) & (alone | goes_on)
-    bare = ~prefill & ~compute & any_of(role == semconv.ROLE_DECODE)
+    bare = ~prefill & ~compute & any_of(among(role, [semconv.ROLE_DECODE]))
     return np.where(decode | local | goes_on | bare, _DECODE, _PREFILL), local
 
 
@@ -123,44 +128,51 @@ def attempts(own: pd.DataFrame) -> pd.DataFrame:
     got furthest.
     """
     columns = ["request_id", "key", "side", "local", "leg_no"]
-    engine = own[["try", *columns, *_OF_TRIES]]
-    engine = engine[(own["side"] != SIDE_ROUTER) & ~own["phantom"]]
-    tries = engine.drop_duplicates("try").set_index("try")[columns].sort_index()
-    tries = tries.assign(**_merits(engine, tries.index))
+    engine = RowView(own, np.flatnonzero((own["side"] != SIDE_ROUTER) & ~own["phantom"]))
+    number = engine["try"].to_numpy(np.int64)
+    first = lowest(engine.at, number, int(number.max(initial=-1)) + 1)
+    there = first != LARGEST
+    tries: pd.DataFrame = own[columns].iloc[first[there]]
+    tries = tries.set_axis(pd.Index(np.flatnonzero(there), name="try", dtype="int64"))
+    tries = tries.assign(**_merits(engine, (np.cumsum(there) - 1)[number], len(tries)))
     on_p = tries["side"] == SIDE_PREFILL
     decode, prefill = _last_good(tries[~on_p]), tries[on_p]
     # Where P tried once there is nothing to choose.
-    again = engine[engine["key"].isin(prefill.loc[prefill.duplicated("key"), "key"])]
-    served = prefill.index.isin(_serving(again, decode))
+    twice = prefill.loc[prefill["key"].duplicated(), "key"]
+    again = engine.where(engine["key"].isin(twice))
+    served = prefill.index.isin(_serving(again[_OF_PEERS], decode) if len(again) else [])
     better = prefill["key"].isin(prefill.loc[served, "key"])
     chosen = decode.append(_last_good(prefill[served | ~better]))
     tries["chosen"] = tries.index.isin(chosen)
     return tries.sort_values(["key", "start_ns"], kind="stable")[[*columns, "start_ns", "chosen"]]
 
 
-_OF_TRIES: Final = [
-    "name", "role", "mode", "error", "start_ns", "end_ns", "engine_request_id",
-    "peer_engine_request_id",
+_OF_PEERS: Final = [
+    "key", "try", "side", "role", "mode", "engine_request_id", "peer_engine_request_id",
 ]  # fmt: skip
 
 
-def _merits(engine: pd.DataFrame, tries: pd.Index) -> dict[str, Ints | pd.Series]:
-    """By try: `start_ns`, `grade` (0 did nothing, 1 failed, 2 did its work), `end_ns` of it."""
-    p_side = engine["side"] == SIDE_PREFILL
-    prefill = engine["name"] == semconv.SPAN_PREFILL
-    works = (engine["name"] == semconv.SPAN_FIRST_DECODE) | (prefill & (p_side | engine["local"]))
-    fatal = engine["name"].isin(_FATAL_ON_P).where(p_side, engine["name"].isin(_FATAL_ON_D))
-    place, count = tries.get_indexer(pd.Index(engine["try"])), len(tries)
+def _merits(engine: RowView, place: Ints, count: int) -> dict[str, Any]:
+    """By try: `start_ns`, `grade` (0 did nothing, 1 failed, 2 did its work), `end_ns` of it.
+
+    `place`: for each span the place of its try among `count` ones.
+    """
+    name, p_side = engine["name"], (engine["side"] == SIDE_PREFILL).to_numpy(np.bool_)
+    local, error = (engine[column].to_numpy(np.bool_) for column in ("local", "error"))
+    prefill, decode = (
+        among(name, [span]) for span in (semconv.SPAN_PREFILL, semconv.SPAN_FIRST_DECODE)
+    )
+    worked = decode | (prefill & (p_side | local))
+    fatal = np.where(p_side, among(name, _FATAL_ON_P), among(name, _FATAL_ON_D))
     start, end = (engine[name].to_numpy(np.int64) for name in ("start_ns", "end_ns"))
     # A match begins with the peer's registration, which may come before P has the request.
-    had_ns = np.where(engine["name"] == semconv.SPAN_MATCH, end, start)
-    worked = works.to_numpy(np.bool_)
-    failed = present(place[(fatal & engine["error"]).to_numpy(np.bool_)], count)
+    had_ns = np.where(among(name, [semconv.SPAN_MATCH]), end, start)
+    failed = present(place[fatal & error], count)
     done = nullable(highest(end[worked], place[worked], count), SMALLEST)
     return {
         "start_ns": lowest(had_ns, place, count),
         "grade": present(place[worked], count).astype(np.int64) * (2 - failed),
-        "end_ns": done.set_axis(tries),
+        "end_ns": done.array,
     }
 
 

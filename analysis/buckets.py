@@ -5,6 +5,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from pdtrace.analysis.sweep import Ints
 from pdtrace.tracing import semconv
 
 NOT_KNOWN: Final = "not known"
@@ -26,15 +27,20 @@ LENGTH_NAMES: Final = _length_names()
 
 
 def prompt_length(requests: pd.DataFrame) -> pd.Series:
-    """The bucket of each request's `input_tokens` (text)."""
-    tokens = requests["input_tokens"]
-    place = np.searchsorted(LENGTHS, tokens.fillna(0).to_numpy(np.int64), side="right")
-    named = pd.Series(np.array(LENGTH_NAMES, dtype=object)[place], index=requests.index)
-    return named.where(tokens.notna(), NOT_KNOWN).astype("str")
+    """The bucket of each request's `input_tokens` (categories, in order of length)."""
+    tokens = requests["input_tokens"].to_numpy(np.int64, na_value=-1)
+    place = np.searchsorted(LENGTHS, tokens, side="right")
+    names = [*LENGTH_NAMES, NOT_KNOWN]
+    return _named(np.where(tokens < 0, len(LENGTH_NAMES), place), names, requests.index)
+
+
+def _named(place: Ints, names: list[str], index: pd.Index) -> pd.Series:
+    kinds = pd.CategoricalDtype(names, ordered=True)
+    return pd.Series(pd.Categorical.from_codes(place, dtype=kinds), index=index)
 
 
 def cache_state(requests: pd.DataFrame) -> pd.Series:
-    """What the prefix caches of D, else of P, knew of each request's prompt (text).
+    """What the prefix caches of D, else of P, knew of each request's prompt (categories).
 
     D always computes the last token itself, so it never loads more than all but one.
     """
@@ -46,5 +52,9 @@ def cache_state(requests: pd.DataFrame) -> pd.Series:
     partial = (loaded < prompt - 1).fillna(False) & handed_over
     hit = (requests["prefill_cached_tokens"] > 0).fillna(False)
     said = requests["prefill_cached_tokens"].notna() | loaded.notna()
-    found = pd.Series(NOT_KNOWN, index=requests.index, dtype="str").mask(said, NO_HIT)
-    return found.mask(hit, HIT_P).mask(partial, PARTIAL_D).mask(complete, COMPLETE_D)
+    # The first that holds.
+    holds = {COMPLETE_D: complete, PARTIAL_D: partial, HIT_P: hit, NO_HIT: said}
+    names = sorted([*holds, NOT_KNOWN])
+    places = [names.index(name) for name in (*holds, NOT_KNOWN)]
+    place = np.select([held.to_numpy(np.bool_) for held in holds.values()], places[:-1], places[-1])
+    return _named(place, names, requests.index)

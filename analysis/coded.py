@@ -1,19 +1,21 @@
 """Text as categories in sorted order: comparing, filtering and grouping then cost an integer each.
 
 A column of ids or names says the same few texts very often. Every category column of one frame
-contains "", which stands for "nothing was said".
+contains "", which stands for "nothing was said" and, as the first in order, has the code 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pdtrace.analysis.sweep import Ints
+from pdtrace.analysis.sweep import Bools, Ints
 
 NOTHING = ""
+NO_CODE = 0
+"""The code of `NOTHING`."""
 
 
 def coded(texts: pd.Series) -> pd.Series:
@@ -58,6 +60,12 @@ def codes(column: pd.Series) -> Ints:
     return found
 
 
+def among(column: pd.Series, texts: Collection[str]) -> Bools:
+    """Is each text one of these? (bool, shape (n,)); each category is looked at once."""
+    wanted: Bools = np.asarray(column.cat.categories.isin(list(texts)), dtype=np.bool_)
+    return wanted[codes(column)]
+
+
 def plain(column: pd.Series) -> pd.Series:
     """The texts as such."""
     return column.astype("str")
@@ -70,10 +78,16 @@ def decoded(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def dense(parts: Sequence[Ints]) -> Ints:
-    """Equal combinations get equal numbers from 0 on, in the order of the combinations (int64)."""
-    found = parts[0]
+    """Equal combinations get equal numbers from 0 on, in the order of the combinations (int64).
+
+    `parts`: numbers >= 0, shape (n,) each.
+    """
+    found, below = parts[0], int(parts[0].max(initial=0)) + 1
     for part in parts[1:]:
-        found = _ranked(found) * (int(part.max()) + 1 if len(part) else 1) + part
+        size = int(part.max(initial=0)) + 1
+        if below * size >= 1 << 63:
+            found, below = _ranked(found), len(found)
+        found, below = found * size + part, below * size
     return _ranked(found)
 
 

@@ -6,20 +6,21 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from pdtrace.analysis.coded import NOTHING, codes
+from pdtrace.analysis.coded import NO_CODE, codes
 from pdtrace.analysis.grouped import LARGEST, SMALLEST, highest, lowest, nullable, present
+from pdtrace.analysis.row_view import RowView, together
 
 
 class Cone:
     """Spans of the tries that count, and their events, ready for lookups by request.
 
     `spans`: own spans with `key`, `side`; `events`: name, time_ns, peer_rank, and the span's
-    side, span, pp_rank, tp_rank. `labels`: the requests'; both frames carry `key`, the place of
-    the request in them. Every lookup returns a nullable Int64 series over `requests`, which are
-    these places, in ns.
+    side, span, pp_rank, tp_rank. `labels`: the requests'; both carry `key`, the place of the
+    request in them. Every lookup returns a nullable Int64 series over `requests`, which are these
+    places, in ns.
     """
 
-    def __init__(self, spans: pd.DataFrame, events: pd.DataFrame, labels: pd.Index) -> None:
+    def __init__(self, spans: RowView, events: pd.DataFrame, labels: pd.Index) -> None:
         self.labels = labels
         # Numbers: to compare texts again and again would take longer than all lookups.
         self.requests = pd.RangeIndex(len(labels))
@@ -30,36 +31,32 @@ class Cone:
         events = events[place >= 0]
         self.events = pd.concat([events, context.set_axis(events.index)], axis=1)
         # Lookups are many and small: one grouping here spares a scan of all spans for each.
-        self._by_name = {
-            str(name): rows for name, rows in self.spans.groupby("name", observed=True)
-        }
-        self._by_side: dict[tuple[str, str], pd.DataFrame] = {}
-        self._on: dict[str, pd.DataFrame] = {}
-        self._either: dict[tuple[tuple[str, str], ...], pd.DataFrame] = {}
+        self._by_name = _apart(spans, "name")
+        self._by_side = _apart(spans, "side")
+        self._of_both: dict[tuple[str, str], RowView] = {}
+        self._either: dict[tuple[tuple[str, str], ...], RowView] = {}
+        self._nothing = spans.where(np.zeros(len(spans), dtype=np.bool_))
 
-    def named(self, names: str | Sequence[str], side: str = "") -> pd.DataFrame:
+    def named(self, names: str | Sequence[str], side: str = "") -> RowView:
         """Spans with one of these names, on `side` if given."""
         if not isinstance(names, str):
             return self.either(*((name, side) for name in names))
-        rows = self._by_name.get(names, self.spans.iloc[:0])
+        rows = self._by_name.get(names, self._nothing)
         if not side:
             return rows
-        if (names, side) not in self._by_side:
-            self._by_side[names, side] = rows[rows["side"] == side]
-        return self._by_side[names, side]
+        if (names, side) not in self._of_both:
+            self._of_both[names, side] = rows.where(rows["side"] == side)
+        return self._of_both[names, side]
 
-    def on(self, side: str) -> pd.DataFrame:
+    def on(self, side: str) -> RowView:
         """All spans of a side."""
-        if side not in self._on:
-            self._on[side] = self.spans[self.spans["side"] == side]
-        return self._on[side]
+        return self._by_side.get(side, self._nothing)
 
-    def either(self, *kinds: tuple[str, str]) -> pd.DataFrame:
+    def either(self, *kinds: tuple[str, str]) -> RowView:
         """Spans of one of these kinds: a name and a side, or "" for any."""
         if kinds not in self._either:
-            parts = [self.named(*kind) for kind in kinds]
-            some = [rows for rows in parts if len(rows)] or parts[:1]
-            self._either[kinds] = some[0] if len(some) == 1 else pd.concat(some)
+            found = [self.named(*kind) for kind in kinds]
+            self._either[kinds] = together(found or [self._nothing])
         return self._either[kinds]
 
     def start(self, names: str | Sequence[str], side: str = "") -> pd.Series:
@@ -81,13 +78,16 @@ class Cone:
             rows = rows[rows["side"] == side]
         return self.reduce(rows, "time_ns", how)
 
-    def reduce(self, rows: pd.DataFrame, column: str, how: Literal["min", "max"]) -> pd.Series:
+    def reduce(
+        self, rows: RowView | pd.DataFrame, column: str, how: Literal["min", "max"]
+    ) -> pd.Series:
         """min or max of an integer column by request; `rows` carry `key`. `<NA>` counts as none."""
         group, count = rows["key"].to_numpy(np.int64), len(self.requests)
-        known = rows[column].notna().to_numpy(np.bool_)
+        said = rows[column]
+        known = said.notna().to_numpy(np.bool_)
         if not known.all():
-            rows, group = rows[[column]][known], group[known]
-        values = rows[column].to_numpy(np.int64)
+            said, group = said[known], group[known]
+        values = said.to_numpy(np.int64)
         found = (lowest if how == "min" else highest)(values, group, count)
         return pd.Series(pd.arrays.IntegerArray(found, ~present(group, count)), index=self.requests)
 
@@ -99,26 +99,42 @@ class Cone:
             found |= self.listed(self.named(name, side))
         return found
 
-    def listed(self, rows: pd.DataFrame) -> pd.Series:
+    def listed(self, rows: RowView | pd.DataFrame) -> pd.Series:
         """Does the request occur in `rows`, which carry `key`? (bool)"""
         found = present(rows["key"].to_numpy(np.int64), len(self.requests))
         return pd.Series(found, index=self.requests)
 
-    def text(self, column: str, rows: pd.DataFrame) -> pd.Series:
+    def several(self, column: str) -> pd.Series:
+        """Do the request's spans say different texts, "" aside? (bool)"""
+        key, code = self.spans["key"].to_numpy(np.int64), codes(self.spans[column])
+        said, count = code != NO_CODE, len(self.requests)
+        first, last = (by(code[said], key[said], count) for by in (lowest, highest))
+        return pd.Series(first < last, index=self.requests)
+
+    def text(self, column: str, rows: RowView) -> pd.Series:
         """The first non-empty text by time, "" where there is none."""
         names = rows[column].cat.categories
-        nothing = names.get_indexer(pd.Index([NOTHING]))[0]
         key, code, count = rows["key"].to_numpy(np.int64), codes(rows[column]), len(self.requests)
-        said = code != nothing
+        said = code != NO_CODE
         first = lowest(code[said], key[said], count)
         known = first != LARGEST
         several = known & (first != highest(code[said], key[said], count))
         if several.any():
-            doubtful = rows.assign(code=code)[said & several[key]]
+            doubtful = rows[["key", "start_ns", "end_ns"]].assign(code=code)[said & several[key]]
             ordered = doubtful.sort_values(["start_ns", "end_ns", "code"]).drop_duplicates("key")
             first[ordered["key"]] = ordered["code"]
-        first[~known] = nothing
+        first[~known] = NO_CODE
         return pd.Series(names[first], index=self.requests, dtype="str")
+
+
+def _apart(rows: RowView, column: str) -> dict[str, RowView]:
+    """The rows by what they say in a column of categories, each in order."""
+    code, names = codes(rows[column]), rows[column].cat.categories
+    # Few different ones: numbers that small are sorted in one pass.
+    order = np.argsort(code.astype(np.int16), kind="stable")
+    ends = np.cumsum(np.bincount(code, minlength=len(names)))
+    parts = np.split(rows.at[order], ends[:-1])
+    return {str(name): RowView(rows.frame, at) for name, at in zip(names, parts, strict=True)}
 
 
 def earlier(*series: pd.Series) -> pd.Series:

@@ -16,6 +16,7 @@ import pandas as pd
 from pdtrace.analysis import phases, sweep
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
 from pdtrace.analysis.handoffs import Handoffs
+from pdtrace.analysis.row_view import RowView
 from pdtrace.tracing import semconv
 
 Ints = npt.NDArray[np.int64]
@@ -87,11 +88,10 @@ class _Graph:
     """The event graph of many requests at once: one array element per request."""
 
     def __init__(self, handoffs: Handoffs, row: pd.DataFrame, ids: pd.Index) -> None:
-        row = row.iloc[row.index.get_indexer(ids)]
-        self._row = row
-        self.start = row["t0_ns"].to_numpy(np.int64)
-        self._end = row["t1_ns"].to_numpy(np.int64)
-        self._push = (row["mode"] == semconv.MODE_PUSH).to_numpy(np.bool_)
+        self._row = RowView(row, row.index.get_indexer(ids).astype(np.int64))
+        self.start = self._row["t0_ns"].to_numpy(np.int64)
+        self._end = self._row["t1_ns"].to_numpy(np.int64)
+        self._push = (self._row["mode"] == semconv.MODE_PUSH).to_numpy(np.bool_)
         self._handshakes = _spans_of(handoffs.handshakes, ids)
         place: Ints = ids.get_indexer(pd.Index(handoffs.ranks["request_id"])).astype(np.int64)
         self._ranks, self._place = handoffs.ranks[place >= 0], place[place >= 0]
@@ -232,7 +232,10 @@ class _Graph:
         """Start and end of a side's handshakes that begin before `until`, by rank row."""
         start = np.full(len(self._place), UNKNOWN, dtype=np.int64)
         end = start.copy()
-        found = self._handshakes[self._handshakes["side"] == side].groupby("key")
+        mine = self._handshakes[self._handshakes["side"] == side]
+        if mine.empty:
+            return start, end
+        found = mine.groupby("key")
         first, last = found["start_ns"].min(), found["end_ns"].max()
         has = np.isin(self._place, first.index.to_numpy()) & where
         at = first.index.get_indexer(pd.Index(self._place[has]))
@@ -248,6 +251,8 @@ class _Graph:
         `place`: each row's request; without it the rows are those of the ranks.
         """
         mine = self._handshakes[self._handshakes["side"] == side]
+        if mine.empty:
+            return np.zeros(len(start), dtype=np.int64)
         place = self._place if place is None else place
         rows = pd.DataFrame({"row": np.arange(len(start)), "key": place})
         pairs = rows.merge(mine, on="key")

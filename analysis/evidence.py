@@ -37,9 +37,7 @@ def clocks(
     Not `one_clock`: instants of others, who name no clock, stand beside those of other processes.
     They are taken as they are, with a flag. Times that the trace store moved are on no clock.
     """
-    named = cone.spans[cone.spans["clock_id"] != ""]
-    pairs = named[["key", "clock_id"]].drop_duplicates()
-    several = cone.listed(pairs[pairs.duplicated("key")])
+    several = cone.several("clock_id")
     width = pd.Series(0, index=cone.requests, dtype="Int64")
     if several.any():
         width = width.where(~several, _estimate(cone, halfwidths))
@@ -51,8 +49,10 @@ def _estimate(cone: Cone, halfwidths: Alignment | pd.Series | None) -> pd.Series
     """The half-width of each request as an alignment knows it, or as it is given by label."""
     if isinstance(halfwidths, pd.Series):
         return halfwidths.astype("Int64").reindex(cone.labels).set_axis(cone.requests)
-    known = pd.Series(dtype="Int64") if halfwidths is None else halfwidths.halfwidths(cone.spans)
-    return known.reindex(cone.requests)
+    if halfwidths is None:
+        return pd.Series(pd.NA, index=cone.requests, dtype="Int64")
+    named = cone.spans[["key", "clock_id"]].set_axis(cone.spans.index)
+    return halfwidths.halfwidths(named).reindex(cone.requests)
 
 
 def flags(
@@ -60,19 +60,20 @@ def flags(
     row: pd.DataFrame,
     handshakes: pd.DataFrame,
     own: pd.DataFrame,
+    tries: pd.DataFrame,
     partial: bool = False,
 ) -> pd.Series:
     """Tuple of the flags that hold for each request, in alphabetical order."""
     missing = _missing(cone, row)
     holds = {
         "cold_handshake": cone.listed(handshakes),
-        "joined_by_request_id": _several_traces(cone) | _other_trace(row),
+        "joined_by_request_id": cone.several("trace_id") | _other_trace(row),
         LEASE_EXPIRED: _expired_early(cone, row),
         "load_failed_recompute": _recomputed(cone, row),
         "second_registration": _second_registration(cone),
         "retried": row["p_retried"] | row["d_retried"],
-        "several_choices": _several_choices(cone, own),
-        MISPAIRED: cone.listed(cone.spans[cone.spans["mispaired"]]),
+        "several_choices": _several_choices(cone, tries),
+        MISPAIRED: cone.listed(cone.spans.where(cone.spans["mispaired"])),
         PHANTOM: cone.listed(own[own["phantom"]]),
         ABORTED: row["t1_ns"].isna()
         & (_aborted(cone, own) | (row["failed_elsewhere"] == semconv.ERROR_ABORTED)),
@@ -94,11 +95,6 @@ def flags(
     return pd.Series(each[place], index=row.index, dtype="object")
 
 
-def _several_traces(cone: Cone) -> pd.Series:
-    pairs = cone.spans[["key", "trace_id"]].drop_duplicates()
-    return cone.listed(pairs[pairs.duplicated("key")])
-
-
 def _other_trace(row: pd.DataFrame) -> pd.Series:
     """Legs of others that were used are of another trace, or of several."""
     named = (row["trace_elsewhere"] != "") & (row["trace_id"] != row["trace_elsewhere"])
@@ -108,13 +104,15 @@ def _other_trace(row: pd.DataFrame) -> pd.Series:
 def _expired_early(cone: Cone, row: pd.DataFrame) -> pd.Series:
     """The lease ran out although D went on to make a token of what it got later."""
     lease = cone.named(semconv.SPAN_LEASE, SIDE_PREFILL)
-    ran_out = cone.reduce(lease[lease["lease_outcome"] == semconv.LEASE_EXPIRED], "end_ns", "min")
+    ran_out = cone.reduce(
+        lease.where(lease["lease_outcome"] == semconv.LEASE_EXPIRED), "end_ns", "min"
+    )
     late = (ran_out < row["landed_ns"]).fillna(False).astype("bool")
     return late & row["d_token_ns"].notna() & row["loads"]
 
 
 def _recomputed(cone: Cone, row: pd.DataFrame) -> pd.Series:
-    said = cone.spans[cone.spans["error_type"] == semconv.ERROR_LOAD_FAILED_RECOMPUTE]
+    said = cone.spans.where(cone.spans["error_type"] == semconv.ERROR_LOAD_FAILED_RECOMPUTE)
     again = cone.has(semconv.SPAN_PREFILL, SIDE_DECODE) & ~row["local"]
     return cone.listed(said) | again
 
@@ -126,7 +124,8 @@ def _second_registration(cone: Cone) -> pd.Series:
     events = events[events.duplicated("key", keep=False)]
     keys = [*transfers.RANK, "peer_rank"]
     times = events.groupby(keys, dropna=False)["time_ns"].nunique().rename("times").reset_index()
-    sent = cone.named(semconv.SPAN_REGISTRATION, SIDE_DECODE).groupby("key")["tp_rank"].nunique()
+    registrations = cone.named(semconv.SPAN_REGISTRATION, SIDE_DECODE)
+    sent = registrations[["key", "tp_rank"]].groupby("key")["tp_rank"].nunique()
     ranks = times["key"].map(sent).fillna(1).where(times["peer_rank"].isna(), 1)
     return cone.listed(times[times["times"] > ranks])
 
@@ -137,11 +136,10 @@ def _aborted(cone: Cone, own: pd.DataFrame) -> pd.Series:
     return cone.listed(own[said & ~own["phantom"]])
 
 
-def _several_choices(cone: Cone, own: pd.DataFrame) -> pd.Series:
+def _several_choices(cone: Cone, tries: pd.DataFrame) -> pd.Series:
     """A leg on D ran several engine requests at once (`n` > 1); the first token's one counts."""
-    decode = own[(own["side"] == SIDE_DECODE) & ~own["phantom"]]
-    tries = decode[["key", "leg_no", "try"]].drop_duplicates()
-    return cone.listed(tries[tries.duplicated(["key", "leg_no"])])
+    decode = tries.loc[tries["side"] == SIDE_DECODE, ["key", "leg_no"]]
+    return cone.listed(decode[decode.duplicated()])
 
 
 def _missing(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:

@@ -8,6 +8,7 @@ from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
 from pdtrace.analysis.coded import dense
 from pdtrace.analysis.cone import Cone, first_known
 from pdtrace.analysis.grouped import SMALLEST, highest, present
+from pdtrace.analysis.row_view import RowView
 from pdtrace.tracing import semconv
 
 
@@ -39,7 +40,7 @@ def facts(cone: Cone) -> dict[str, pd.Series]:
     }
 
 
-def _over_ranks(cone: Cone, rows: pd.DataFrame, column: str) -> pd.Series:
+def _over_ranks(cone: Cone, rows: RowView, column: str) -> pd.Series:
     """The sum over ranks, `<NA>` where one rank did not say."""
     rank = dense([rows[name].to_numpy(np.int64) for name in transfers.RANK])
     count = len(cone.requests)

@@ -52,6 +52,9 @@ def told(table: SpansTable, own: pd.DataFrame) -> pd.DataFrame:
 
     `own`: our spans as `attempts.own_spans` gives them.
     """
+    if len(own) == len(table.spans):
+        nobody = pd.DataFrame(index=pd.Index([], dtype="str"))
+        return complete(nobody, nobody.index)
     each = [foreign_spans.told(table, own), foreign_kv_log.told(table.spans, own)]
     known = [frame for frame in each if len(frame)] or each[:1]
     labels = reduce(lambda one, other: one.union(other), (frame.index for frame in known))
@@ -61,13 +64,13 @@ def told(table: SpansTable, own: pd.DataFrame) -> pd.DataFrame:
 def complete(frame: pd.DataFrame, labels: pd.Index) -> pd.DataFrame:
     """The frame for exactly these requests, with every column."""
     found = frame.reindex(labels)
-    nothing = pd.Series(pd.NA, index=labels, dtype="Int64")
-    columns = {name: found[name].astype("Int64") if name in found else nothing for name in INSTANTS}
+    never = pd.Series(pd.NA, index=labels, dtype="Int64")
+    silent, no = pd.Series("", index=labels, dtype="str"), pd.Series(False, index=labels)
+    columns = {name: found[name].astype("Int64") if name in found else never for name in INSTANTS}
     for name in TEXTS:
-        said = found[name].fillna("") if name in found else ""
-        columns[name] = pd.Series(said, index=labels, dtype="str")
+        columns[name] = found[name].fillna("").astype("str") if name in found else silent
     for name in TRUTHS:
-        columns[name] = found[name].eq(True) if name in found else pd.Series(False, index=labels)
+        columns[name] = found[name].eq(True) if name in found else no
     return pd.DataFrame(columns)
 
 

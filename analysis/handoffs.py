@@ -5,8 +5,8 @@ are left out here, so that everything after it sees only ancestors of the first 
 """
 
 from dataclasses import dataclass
-from typing import Final
 
+import numpy as np
 import pandas as pd
 
 from pdtrace.analysis import foreign, sides, transfers
@@ -22,8 +22,10 @@ from pdtrace.analysis.attempts import (
 from pdtrace.analysis.cone import Cone, earlier, first_known
 from pdtrace.analysis.evidence import EVIDENCE_FOREIGN, EVIDENCE_OWN, MOVED, clocks, flags
 from pdtrace.analysis.facts import facts
+from pdtrace.analysis.grouped import LARGEST, lowest
 from pdtrace.analysis.identity import ANOTHER
 from pdtrace.analysis.outcomes import outcomes
+from pdtrace.analysis.row_view import RowView
 from pdtrace.analysis.table import SpansTable
 from pdtrace.tracing import semconv
 
@@ -45,14 +47,6 @@ class Handoffs:
     spans: pd.DataFrame
 
 
-_NOT_LOOKED_AT: Final = [
-    "span_id", "parent_id", "peer_engine_id", "peer_engine_request_id", "engine_request_id",
-    "instance_id", "config", "reason", "id", "instance",
-    "clock_sent_ns", "clock_remote_ns", "clock_received_ns",
-]  # fmt: skip
-"""Columns that the lookups by request do without."""
-
-
 def join(
     table: SpansTable,
     halfwidths: Alignment | pd.Series | None = None,
@@ -70,8 +64,8 @@ def join(
     labels, codes = row.index, own["request_id"].cat
     own["key"] = labels.get_indexer(codes.categories).astype("int64")[codes.codes]
     tries = attempts(own)
-    chosen, seen = in_chosen(own, tries), own.drop(columns=_NOT_LOOKED_AT)
-    cone = Cone(seen if chosen.all() else seen[chosen], table.events, labels)
+    seen = RowView(own, np.flatnonzero(in_chosen(own, tries)))
+    cone = Cone(seen, table.events, labels)
     row = row.set_axis(cone.requests)
     found, back = transfers.ranks(cone), transfers.back_ranks(cone)
     row = row.assign(**sides.router(cone), **sides.prefill(cone), **sides.decode(cone))
@@ -83,7 +77,7 @@ def join(
     row["mode"] = _mode(cone)
     told = foreign.complete(others, labels).set_axis(cone.requests)
     row = row.assign(**foreign.fill(row, told))
-    row["adjusted"] |= cone.listed(cone.spans[cone.spans["adjusted"]])
+    row["adjusted"] |= cone.listed(cone.spans.where(cone.spans["adjusted"]))
     row["reason"] = row["reason"].mask(row["adjusted"] & (row["reason"] == ""), MOVED)
     found = foreign.ranks(told, found, labels)
     row = row.assign(**clocks(cone, row, halfwidths))
@@ -94,15 +88,19 @@ def join(
     row = row.assign(**_names(cone, row))
     row = row.assign(**_on_one_clock(row))
     row = row.assign(**_slowest_rank(cone, found, row))
-    row["flags"] = flags(cone, row, handshakes, own, partial)
+    row["flags"] = flags(cone, row, handshakes, own, tries, partial)
     row["outcome"] = outcomes(cone, own, row)
     return Handoffs(row.set_axis(labels), found, back, handshakes, tries, own)
 
 
 def _named(own: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
     """By label, sorted: `id`, `instance`, and `evidence` (own, foreign: from others alone)."""
-    mine = own.loc[~own["phantom"], ["request_id", "id", "instance"]].drop_duplicates("request_id")
+    real, key = np.flatnonzero(~own["phantom"]), own["key"].to_numpy(np.int64)
+    first = lowest(real, key[real], int(key.max(initial=-1)) + 1)
+    mine: pd.DataFrame = own[["request_id", "id", "instance"]].iloc[first[first != LARGEST]]
     mine = mine.astype({"request_id": "str", "id": "str"}).set_index("request_id")
+    if others.empty:
+        return mine.assign(evidence=pd.Series(EVIDENCE_OWN, index=mine.index, dtype="str"))
     labels = mine.index.union(others.index).sort_values()
     row = mine.reindex(labels.rename("request_id"))
     ours = row["id"].notna()
@@ -142,7 +140,7 @@ def _membership(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
     both legs were sent together.
     """
     waits = cone.named(semconv.SPAN_KV_WAIT, SIDE_DECODE)
-    loads = cone.listed(waits[waits["external_tokens"].fillna(1) > 0])
+    loads = cone.listed(waits.where(waits["external_tokens"].fillna(1) > 0))
     moved = cone.has(semconv.SPAN_REGISTRATION) | row["moved_elsewhere"]
     for spans in transfers.moves(cone):
         moved |= cone.listed(spans)

@@ -5,6 +5,9 @@ engine (with several choices, `n` > 1, vLLM runs one request each: these are one
 tied exactly by parent spans and by the peer's own id that a leg names. What is tied to nothing
 goes by its request id: to the router's request that was open, else to the next first token. So an
 id that is used again makes a second request, while a router's retry stays in the first.
+
+Most ids were used once and are tied to no other id: they are one request each, without a look at
+ties.
 """
 
 from typing import Final, NamedTuple
@@ -13,8 +16,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pdtrace.analysis.coded import codes, dense
-from pdtrace.analysis.grouped import LARGEST, lowest, nullable, present
+from pdtrace.analysis.coded import NO_CODE, NOTHING, among, codes, dense
+from pdtrace.analysis.grouped import LARGEST, highest, lowest, nullable, present
 from pdtrace.analysis.keys import numbers
 from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
@@ -41,14 +44,81 @@ class Identity(NamedTuple):
 
 def engine_legs(spans: pd.DataFrame) -> Ints:
     """Number of vLLM's internal id of the leg: that of the request without the choice's number."""
-    ids = spans["engine_request_id"].cat
-    legs = ids.categories.str.replace(_CHOICE, r"\1", regex=True)
-    return pd.factorize(legs, sort=True)[0].astype(np.int64)[ids.codes]
+    ids = spans["engine_request_id"]
+    names = ids.cat.categories
+    # Most requests have one choice: to look for plain text is cheap beside a pattern.
+    if not any(names.str.contains(text, regex=False).any() for text in ("_cmpl-", "_chatcmpl-")):
+        return codes(ids)
+    legs = names.str.replace(_CHOICE, r"\1", regex=True)
+    return pd.factorize(legs, sort=True)[0].astype(np.int64)[ids.cat.codes]
 
 
-def identify(own: pd.DataFrame) -> Identity:
-    """For each of our spans the request it is of. Needs the coded columns of the spans table."""
-    unit, count = _units(own)
+def identify(own: pd.DataFrame, leg: Ints) -> Identity:
+    """For each of our spans the request it is of.
+
+    `own`: the coded columns of the spans table. `leg`: its `engine_legs`.
+    """
+    code, names = codes(own["request_id"]), own["request_id"].cat.categories
+    rest = ~_single(own, leg)[code]
+    alone = np.unique(code[~rest])
+    ids = pd.Series(names[alone], dtype="str")
+    requests = pd.DataFrame({"code": alone, "id": ids, "instance": np.int64(1), "label": ids})
+    row = np.zeros(len(names), dtype=np.int64)
+    row[alone] = np.arange(len(alone))
+    found, mispaired = row[code], np.zeros(len(own), dtype=np.bool_)
+    if not rest.any():
+        return Identity(requests, found, mispaired)
+    tied = by_ties(own[_OF_TIES][rest], leg[rest])
+    found[rest], mispaired[rest] = tied.request + len(alone), tied.mispaired
+    both = pd.concat([requests, tied.requests], ignore_index=True).sort_values("label")
+    place = np.empty(len(both), dtype=np.int64)
+    place[both.index] = np.arange(len(both))
+    return Identity(both.reset_index(drop=True), place[found], mispaired)
+
+
+_OF_TIES: Final = [
+    "request_id", "trace_id", "span_id", "parent_id", "name", "start_ns", "end_ns", "engine_id",
+    "engine_request_id", "peer_engine_request_id", "mode", "role", "error",
+]  # fmt: skip
+
+
+def _single(own: pd.DataFrame, leg: Ints) -> Bools:
+    """For each id (by code) whether it is surely one request, and tied to no other id's spans.
+
+    The router had it once, or never and one leg made tokens; its traces and its legs are of no
+    other id; and the peers that its legs name are its own.
+    """
+    code, count = codes(own["request_id"]), len(own["request_id"].cat.categories)
+    trace, name = codes(own["trace_id"]), codes(own["engine_request_id"])
+    said = name != NO_CODE
+    legs = _ends(code[said], name[said], len(own["engine_request_id"].cat.categories))
+    traces = _ends(code, trace, len(own["trace_id"].cat.categories))
+    shared = (traces[0] < traces[1])[trace] | (legs[0] < legs[1])[name]
+    peer = peers_in_own_terms(own)
+    naming = peer_is_of_this_request(own) & (peer >= 0)
+    # Of a leg that several ids share none is single anyway.
+    named, naming_id = legs[0][peer[naming]], code[naming]
+    strange = (named != naming_id) & (named != LARGEST)
+    several = [code[shared | (trace == NO_CODE)], naming_id[strange], named[strange]]
+    routed = np.bincount(code[(own["name"] == semconv.SPAN_REQUEST).to_numpy()], minlength=count)
+    makes = _makes_tokens(own)
+    legs_of, engines_of = (
+        _ends(part[makes], code[makes], count) for part in (leg, codes(own["engine_id"]))
+    )
+    alone = ~((legs_of[0] < legs_of[1]) | (engines_of[0] < engines_of[1]))
+    single: Bools = (routed == 1) | ((routed == 0) & alone)
+    single[np.concatenate(several)] = False
+    return single
+
+
+def _ends(values: Ints, group: Ints, count: int) -> tuple[Ints, Ints]:
+    """Smallest and largest value of each group; the first is larger where there is none."""
+    return lowest(values, group, count), highest(values, group, count)
+
+
+def by_ties(own: pd.DataFrame, leg: Ints) -> Identity:
+    """The same for spans of which some share ids or ties."""
+    unit, count = _units(own, leg)
     units = _facts(own, unit, count)
     parents, peers = _parent_ties(own, unit), _peer_ties(own, unit)
     across = _across(units, parents, peers)
@@ -66,12 +136,12 @@ def identify(own: pd.DataFrame) -> Identity:
     )
 
 
-def _units(own: pd.DataFrame) -> tuple[Ints, int]:
+def _units(own: pd.DataFrame, leg: Ints) -> tuple[Ints, int]:
     """Number of the unit of each span, and how many there are."""
-    router = own["name"].isin(_ROUTER).to_numpy(np.bool_)
+    router = among(own["name"], _ROUTER)
     # Each of the router's spans is one of its own.
     single = np.where(router, np.arange(1, len(own) + 1), 0)
-    names = [codes(own["request_id"]), codes(own["engine_id"]), engine_legs(own)]
+    names = [codes(own["request_id"]), codes(own["engine_id"]), leg]
     engine = [np.where(router, 0, part) for part in names[1:]]
     unit = dense([names[0], *engine, single])
     return unit, int(unit.max()) + 1 if len(unit) else 0
@@ -81,15 +151,11 @@ def _facts(own: pd.DataFrame, unit: Ints, count: int) -> pd.DataFrame:
     """One row per unit: id (code), order, start_ns, first (its first row); token_ns and opened_ns
     (nullable times)."""
     request = (own["name"] == semconv.SPAN_REQUEST).to_numpy(np.bool_)
-    decode = own["name"].isin(_TOKENS).to_numpy(np.bool_)
+    decode = among(own["name"], _TOKENS)
     goes_on = (own["name"] == semconv.SPAN_DECODE).to_numpy(np.bool_)
-    # Of one engine for both, and of a recompute on D: the prompt's end is the first token.
-    alone = (own["name"] == semconv.SPAN_PREFILL) & (
-        (own["mode"] == semconv.MODE_NONE) | (own["role"] == semconv.ROLE_DECODE)
-    )
     start, end = (own[name].to_numpy(np.int64) for name in ("start_ns", "end_ns"))
     token = np.where(goes_on, start, end)
-    works = (decode | alone.to_numpy(np.bool_)) & ~own["error"].to_numpy(np.bool_)
+    works = _makes_tokens(own)
     order = np.select([request, (own["name"] == semconv.SPAN_LEG).to_numpy(), decode], [0, 1, 2], 3)
     rows = np.arange(len(own), dtype=np.int64)
     return pd.DataFrame(
@@ -102,6 +168,16 @@ def _facts(own: pd.DataFrame, unit: Ints, count: int) -> pd.DataFrame:
             "opened_ns": nullable(lowest(start[request], unit[request], count), LARGEST),
         }
     )
+
+
+def _makes_tokens(own: pd.DataFrame) -> Bools:
+    """Which spans say that tokens came (bool, shape (n,))."""
+    name = own["name"]
+    # Of one engine for both, and of a recompute on D: the prompt's end is the first token.
+    alone = among(own["mode"], [semconv.MODE_NONE]) | among(own["role"], [semconv.ROLE_DECODE])
+    tokens = among(name, _TOKENS) | (among(name, [semconv.SPAN_PREFILL]) & alone)
+    makes: Bools = tokens & ~own["error"].to_numpy(np.bool_)
+    return makes
 
 
 def _parent_ties(own: pd.DataFrame, unit: Ints) -> Ints:
@@ -126,16 +202,15 @@ def _parent_ties(own: pd.DataFrame, unit: Ints) -> Ints:
 
 def _peer_ties(own: pd.DataFrame, unit: Ints) -> Ints:
     """Pairs of units (int64, shape (n, 2)) of which one names the other as its peer's leg."""
-    legs = _once(codes(own["engine_request_id"]), unit, (own["engine_request_id"] != ""))
-    told = peers_in_own_terms(own)
+    leg, told = codes(own["engine_request_id"]), peers_in_own_terms(own)
+    legs = _once(leg, unit, leg != NO_CODE)
     named = _once(told, unit, peer_is_of_this_request(own) & (told >= 0))
     peers = named.merge(legs, on="leg")
     return peers[["unit_x", "unit_y"]].to_numpy(np.int64)
 
 
-def _once(leg: Ints, unit: Ints, where: pd.Series) -> pd.DataFrame:
-    rows = where.to_numpy(np.bool_)
-    return pd.DataFrame({"leg": leg[rows], "unit": unit[rows]}).drop_duplicates()
+def _once(leg: Ints, unit: Ints, where: Bools) -> pd.DataFrame:
+    return pd.DataFrame({"leg": leg[where], "unit": unit[where]}).drop_duplicates()
 
 
 def peers_in_own_terms(spans: pd.DataFrame) -> Ints:
@@ -155,14 +230,16 @@ def _across(units: pd.DataFrame, parents: Ints, peers: Ints) -> Bools:
     return across
 
 
-def peer_is_of_this_request(spans: pd.DataFrame) -> pd.Series:
-    """Does the peer's id that a span names belong to the same request? (bool)
+def peer_is_of_this_request(spans: pd.DataFrame) -> Bools:
+    """Does the peer's id that a span names belong to the same request? (bool, shape (n,))
 
     D names P's leg in pull, P names D's in push. What P reads back in pull is of an earlier turn.
     """
     by_p = spans["role"] == semconv.ROLE_PREFILL
     pull = spans["mode"] == semconv.MODE_PULL
-    return (spans["peer_engine_request_id"] != "") & ~(by_p & pull)
+    named = spans["peer_engine_request_id"] != NOTHING
+    of_this: Bools = (named & ~(by_p & pull)).to_numpy(np.bool_)
+    return of_this
 
 
 def components(count: int, ties: Ints) -> Ints:

@@ -77,8 +77,9 @@ def instants(handoffs: Handoffs) -> pd.DataFrame:
     begun = known["begin_ns"].to_numpy(np.int64, na_value=SMALLEST)
     at_worker = nullable(highest(begun, _places(row, known), len(row)), SMALLEST)
     at_worker = at_worker.set_axis(row.index)
-    counted = {name: row[name].where(counts) for name in row.columns if name.startswith("back_")}
-    row = row.assign(**counted)
+    back = [name for name in row.columns if name.startswith("back_")]
+    if not counts.all():
+        row = row.assign(**{name: row[name].where(counts) for name in back})
     loads_first = row["allocated_ns"].where(row["local"])
     scheduled = row["p_scheduled_ns"].where(row["back_told_ns"].notna())
     return row.assign(

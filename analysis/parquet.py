@@ -76,15 +76,17 @@ def read_rows(path: Source, rows: Mapping[int, npt.NDArray[np.int32]]) -> Iterat
     """The same of some row groups (by number), of each only these rows (int32, ascending)."""
     with _opened(path) as file:
         for group, wanted in rows.items():
-            yield _apart(file.read_row_group(group).take(pa.array(wanted)))
+            found = file.read_row_group(group)
+            yield _apart(found if len(wanted) == len(found) else found.take(pa.array(wanted)))
 
 
-def read_columns(group: RowGroup, names: Sequence[str]) -> pa.Table:
-    """These columns of one row group only; those that the file lacks are empty."""
-    with _opened(group.path) as file:
+def read_columns(groups: Sequence[RowGroup], names: Sequence[str]) -> Iterator[pa.Table]:
+    """These columns only of row groups of one file; those that the file lacks are empty."""
+    with _opened(groups[0].path) as file:
         known = [name for name in names if name in file.schema_arrow.names]
-        rows = file.read_row_group(group.number, columns=known)
-        return pa.table({name: _column(rows, SPAN_SCHEMA.field(name)) for name in names})
+        for group in groups:
+            rows = file.read_row_group(group.number, columns=known)
+            yield pa.table({name: _column(rows, SPAN_SCHEMA.field(name)) for name in names})
 
 
 def row_groups(paths: Sequence[Source]) -> list[RowGroup]:

@@ -9,6 +9,7 @@ wrote (one part, then), and requests that vLLM made itself after another one had
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,6 +31,8 @@ ROWS: Final = 1 << 19
 """Spans of one part, about: 40,000 requests, half a gigabyte of memory to split them."""
 _REQUEST, _TRACE, _LEG = ("request".ljust(16), "trace".ljust(16), "leg".ljust(16))
 _TIES: Final = {"trace_id": _TRACE, "engine_request_id": _LEG, "peer_engine_request_id": _LEG}
+_AT_ONCE: Final = 4
+"""Row groups that one process looks at before others have their turn."""
 _COLUMNS: Final = ("request_id", *_TIES, "name", "start_ns", "error", "clock_id")
 
 
@@ -57,7 +60,8 @@ class _Group:
     """One row group. `request`: by row, the number of its request in this group.
 
     By request: `id` (a hash), `spans`, `first_ns`, and `odd`: it holds a failure, or a try that
-    may be of vLLM's own making. `ties`: shape (n, 2), hashes of a request and of what is its.
+    may be of vLLM's own making. `thing`: hashes of traces and legs, each once for each request that
+    has it, which is `owner` (a number of this group).
     """
 
     path: Source
@@ -67,7 +71,8 @@ class _Group:
     spans: Ints
     first_ns: Ints
     odd: Bools
-    ties: Keys
+    owner: Ints
+    thing: Keys
     whole: bool
     """Nothing but our own spans, and each names its request."""
     made: bool
@@ -83,7 +88,8 @@ def divide(
     Row groups are looked at in this process or on `executor`. Raises `ParquetError` and `OSError`.
     """
     run = map if executor is None else executor.map
-    groups = [group for group in run(_read, row_groups) if len(group.request)]
+    read = run(_read, _neighbours(row_groups))
+    groups = [group for some in read for group in some if len(group.request)]
     if groups and all(group.whole for group in groups):
         numbers = _part_numbers(groups, rows)
     else:
@@ -91,7 +97,7 @@ def divide(
     parts: dict[int, list[Rows]] = {}
     for group, number in zip(groups, numbers, strict=True):
         part = number[group.request]
-        for wanted in np.unique(part).tolist():
+        for wanted in np.unique(number).tolist():
             mine = np.flatnonzero(part == wanted).astype(np.int32)
             parts.setdefault(wanted, []).append(Rows(group.path, group.number, mine))
     return Division(
@@ -101,30 +107,40 @@ def divide(
     )
 
 
-def _read(place: RowGroup) -> _Group:
-    table = read_columns(place, _COLUMNS)
+def _neighbours(row_groups: Sequence[RowGroup]) -> list[list[RowGroup]]:
+    """Some row groups of one file each, since to open a file takes as long as to read a little."""
+    each = (list(groups) for _, groups in groupby(row_groups, key=lambda group: group.path))
+    return [some[at : at + _AT_ONCE] for some in each for at in range(0, len(some), _AT_ONCE)]
+
+
+def _read(places: Sequence[RowGroup]) -> list[_Group]:
+    tables = read_columns(places, _COLUMNS)
+    return [_looked_at(place, table) for place, table in zip(places, tables, strict=True)]
+
+
+def _looked_at(place: RowGroup, table: pa.Table) -> _Group:
     request, ids = _coded(table["request_id"])
     count = len(ids)
     names = _coded(table["name"])[1]
-    by_id = _hashes(ids, _REQUEST)
-    ties, made = [], np.zeros(len(table), dtype=np.bool_)
+    owner, thing, made = [], [], np.zeros(len(table), dtype=np.bool_)
     for column, kind in _TIES.items():
         code, texts = _coded(table[column])
         said = (texts != "").to_numpy(np.bool_)[code]
-        pairs = np.unique(request[said] * len(texts) + code[said])
-        hashes = _hashes(texts, kind)
-        ties.append(np.stack([by_id[pairs // len(texts)], hashes[pairs % len(texts)]], axis=1))
+        pairs = pd.unique(request[said] * len(texts) + code[said])
+        owner.append(pairs // len(texts))
+        thing.append(_hashes(texts, kind)[pairs % len(texts)])
         if column == "engine_request_id":
             made = texts.str.fullmatch(BARE).to_numpy(np.bool_)[code]
     return _Group(
         path=place.path,
         number=place.number,
         request=request,
-        id=by_id,
+        id=_hashes(ids, _REQUEST),
         spans=np.bincount(request, minlength=count),
         first_ns=lowest(table["start_ns"].to_numpy(), request, count),
         odd=present(request[made | table["error"].to_numpy()], count),
-        ties=np.concatenate(ties),
+        owner=np.concatenate(owner),
+        thing=np.concatenate(thing),
         whole=bool(names.isin(semconv.OWN_SPANS).all() and (ids != "").all()),
         made=bool(made.any()),
         clocks=frozenset(_coded(table["clock_id"])[1]) - {""},
@@ -145,13 +161,28 @@ def _hashes(texts: pd.Series, kind: str) -> Keys:
     return found
 
 
+def _shared(owner: Ints, owned: Keys) -> Ints:
+    """What several requests have: rows of request and number of the thing (int64, shape (n, 2)).
+
+    Most traces and legs are of one request, and tie it to no other.
+    """
+    order = np.argsort(owned)
+    owner, owned = owner[order], owned[order]
+    begins = np.ones(len(owned), dtype=np.bool_)
+    begins[1:] = owned[1:] != owned[:-1]
+    thing, starts = np.cumsum(begins) - 1, np.flatnonzero(begins)
+    first, last = (by.reduceat(owner, starts) for by in (np.minimum, np.maximum))
+    shared = (first < last)[thing]
+    return np.stack([owner[shared], thing[shared]], axis=1)
+
+
 def _part_numbers(groups: Sequence[_Group], rows: int) -> list[Ints]:
     """For each group the part of each of its requests."""
     node, ids = pd.factorize(np.concatenate([group.id for group in groups]))
-    ties = np.concatenate([group.ties for group in groups])
-    owner = pd.Index(ids).get_indexer(pd.Index(ties[:, 0]))
-    owned = pd.factorize(ties[:, 1])[0] + len(ids)
-    edges = np.stack([owner, owned], axis=1)
+    starts = np.cumsum([0, *(len(group.id) for group in groups)])
+    owner = [node[at + group.owner] for at, group in zip(starts[:-1], groups, strict=True)]
+    edges = _shared(np.concatenate(owner), np.concatenate([group.thing for group in groups]))
+    edges[:, 1] += len(ids)
     if any(group.made for group in groups):
         odd = node[np.concatenate([group.odd for group in groups])]
         edges = np.concatenate([edges, np.stack([odd, np.full(len(odd), odd[0])], axis=1)])
@@ -165,5 +196,4 @@ def _part_numbers(groups: Sequence[_Group], rows: int) -> list[Ints]:
     total = int(sizes.sum())
     even = -(-total // max(1, -(-total // rows)))
     part[order] = (np.cumsum(sizes[order]) - sizes[order]) // max(1, even)
-    cuts = np.cumsum([len(group.id) for group in groups])[:-1]
-    return np.split(part[component], cuts)
+    return np.split(part[component], starts[1:-1])

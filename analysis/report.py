@@ -243,7 +243,8 @@ def outcome_table(summary: Summary) -> Table:
 
 def rank_table(split: Split) -> Table:
     """Ranks that were the last to finish, by how often: only where several ranks took part."""
-    known = split.requests[split.requests["slowest_rank"] != ""]
+    known = split.requests[["slowest_rank", "rank_straggle_ns"]]
+    known = known[known["slowest_rank"] != ""]
     by_rank = known.groupby("slowest_rank")["rank_straggle_ns"]
     sums, counts, most = by_rank.sum(), by_rank.size(), by_rank.max()
     order = counts.sort_values(ascending=False, kind="stable").index
@@ -269,7 +270,8 @@ def _first_token(row: RequestRow) -> str:
 def flagged_table(split: Split, limit: int = 20) -> Table:
     """Requests with flags, or without a first token: at most `limit` of them."""
     requests = split.requests
-    marked = requests[(requests["flags"].map(len) > 0) | requests["t1_ns"].isna()]
+    flagged = requests["flags"].to_numpy().astype(np.bool_)
+    marked = np.flatnonzero(flagged | requests["t1_ns"].isna())
     shown = [
         (
             row.name,
@@ -278,7 +280,7 @@ def flagged_table(split: Split, limit: int = 20) -> Table:
             row.outcome or NOT_KNOWN,
             ", ".join(row.flags),
         )
-        for _, row in request_rows(marked.iloc[:limit])
+        for _, row in request_rows(requests.iloc[marked[:limit]])
     ]
     more = len(marked) - len(shown)
     title = f"Flags ({more} more not shown)" if more > 0 else "Flags"

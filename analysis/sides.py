@@ -3,19 +3,20 @@
 Only spans of the tries that count are looked at, but for the starts of the lost ones.
 """
 
+import numpy as np
 import pandas as pd
 
 from pdtrace.analysis import transfers
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
 from pdtrace.analysis.cone import Cone, earlier, first_known
+from pdtrace.analysis.grouped import LARGEST, SMALLEST, lowest, nullable
 from pdtrace.tracing import semconv
 
 
 def router(cone: Cone) -> dict[str, pd.Series]:
     """What the router says: when it had the request, when its legs went out, its first token."""
     legs = cone.named(semconv.SPAN_LEG)
-    first = legs[legs["leg"] == SIDE_PREFILL]
-    second = legs[legs["leg"] == SIDE_DECODE]
+    first, second = (legs.where(legs["leg"] == side) for side in (SIDE_PREFILL, SIDE_DECODE))
     return {
         "router_start_ns": cone.start(semconv.SPAN_REQUEST),
         "router_token_ns": cone.event(semconv.EVENT_FIRST_TOKEN, "min", semconv.SPAN_REQUEST),
@@ -48,9 +49,9 @@ def decode(cone: Cone) -> dict[str, pd.Series]:
         cone.named(semconv.SPAN_FIRST_DECODE, side),
         cone.named(semconv.SPAN_PREFILL, side),
     )
-    made = cone.reduce(first[~first["error"]], "end_ns", "max")
-    computed = cone.reduce(prefill[~prefill["error"]], "end_ns", "max")
-    local = cone.listed(cone.spans[cone.spans["local"]])
+    made = cone.reduce(first.where(~first["error"]), "end_ns", "max")
+    computed = cone.reduce(prefill.where(~prefill["error"]), "end_ns", "max")
+    local = cone.listed(cone.spans.where(cone.spans["local"]))
     admission = semconv.SPAN_DECODE_ADMISSION
     return {
         "d_has_ns": first_known(
@@ -83,35 +84,40 @@ def decode(cone: Cone) -> dict[str, pd.Series]:
 
 def starts(cone: Cone, tries: pd.DataFrame) -> dict[str, pd.Series]:
     """Start of the first try on each side: its arrival, or its leg if it never arrived."""
-    counted = tries[tries["chosen"]]
-    columns = ["key", "side", "start_ns", "leg_no"]
-    every = tries.reset_index()[["try", *columns]]
-    paired = every.merge(
-        counted.reset_index()[["try", *columns]], on=columns[:2], suffixes=("", "_counted")
-    )
-    # Another choice of the same leg is no earlier try.
-    other = (paired["leg_no"] != paired["leg_no_counted"]) | (
-        paired["try"] == paired["try_counted"]
-    )
-    not_later = paired[other & (paired["start_ns"] <= paired["start_ns_counted"])]
     legs = _numbered_legs(cone)
     found = {}
     for side, name in ((SIDE_PREFILL, "p_first_ns"), (SIDE_DECODE, "d_first_ns")):
         mine = legs[legs["leg"] == side]
-        arrival = cone.reduce(not_later[not_later["side"] == side], "start_ns", "min")
+        arrival, start = _arrivals(cone, tries[tries["side"] == side])
         leg = [cone.reduce(mine[mine["place"] == place], "start_ns", "min") for place in (0, 1)]
         lost_on_the_way = (arrival >= leg[1]).fillna(False).astype("bool")
         found[name] = arrival.where(~lost_on_the_way, leg[0])
-        start = cone.reduce(counted[counted["side"] == side], "start_ns", "min")
         again = (found[name] < start).fillna(False).astype("bool")
         found[name.replace("first_ns", "retried")] = again | cone.listed(mine[mine["place"] > 0])
     return found
 
 
+def _arrivals(cone: Cone, tries: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Start of the first of these tries by request, and of the one that counts (at most one)."""
+    key, start, leg = (tries[name].to_numpy(np.int64) for name in ("key", "start_ns", "leg_no"))
+    chosen = tries["chosen"].to_numpy(np.bool_)
+    counted = np.full(len(cone.requests), SMALLEST, dtype=np.int64)
+    counted_leg = counted.copy()
+    counted[key[chosen]], counted_leg[key[chosen]] = start[chosen], leg[chosen]
+    # Another choice of the same leg is no earlier try.
+    other = (leg != counted_leg[key]) | chosen
+    before = other & (start <= counted[key])
+    first = nullable(lowest(start[before], key[before], len(cone.requests)), LARGEST)
+    return first, nullable(counted, SMALLEST)
+
+
 def _numbered_legs(cone: Cone) -> pd.DataFrame:
     """The router's legs by side in order of time: key, leg, start_ns, place (0 = first)."""
     keys = ["key", "leg", "attempt"]
-    starts = cone.named(semconv.SPAN_LEG).groupby(keys, dropna=False)["start_ns"].min()
+    legs = cone.named(semconv.SPAN_LEG)[[*keys, "start_ns"]]
+    if not legs.duplicated(keys[:2]).any():
+        return legs.assign(place=0)
+    starts = legs.groupby(keys, dropna=False)["start_ns"].min()
     legs = starts.to_frame().reset_index().sort_values(["key", "leg", "start_ns"])
     legs["place"] = legs.groupby(["key", "leg"]).cumcount()
     return legs

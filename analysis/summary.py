@@ -5,7 +5,7 @@ count and a 95 % interval. The p95 of a class plus the p95 of another is not the
 means do add up, so phases are given as sums with their count.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -28,6 +28,12 @@ NOT_KNOWN: Final = buckets.NOT_KNOWN
 PAIR: Final = "P → D"
 LENGTH: Final = "prompt"
 CACHE: Final = "prefix cache"
+_LOOKED_AT: Final = (
+    "mode", "flags", "outcome", "t1_ns", "d_token_ns", "ttft_ns", "tpot_ns", "lower_bound",
+    "prefill_engine", "decode_engine", "input_tokens", "prefill_cached_tokens", "external_tokens",
+    "loads", "local",
+)  # fmt: skip
+"""Columns of the requests; to choose rows of all of them would copy all of them."""
 
 
 @dataclass(frozen=True)
@@ -57,18 +63,23 @@ def summarise(split: Split) -> Summary:
     Requests whose lease expired before the data landed are counted, and kept out of latencies:
     their answers may rest on reused blocks.
     """
-    rows = split.requests.assign(shown_mode=split.requests["mode"].replace("", NOT_KNOWN))
+    rows = split.requests[list(_LOOKED_AT)]
+    rows = rows.assign(
+        shown_mode=rows["mode"].replace("", NOT_KNOWN),
+        **_flagged(rows["flags"], (LEASE_EXPIRED, ABORTED, PHANTOM)),
+    )
     place = split.splittable.get_indexer(rows.index)
-    trusted = ~_flagged(rows, LEASE_EXPIRED)
+    trusted = ~rows[LEASE_EXPIRED]
     whole = trusted & (place >= 0)
     mode, at = rows.loc[whole, "shown_mode"].to_numpy(), place[whole]
-    measured = _Measured.of(rows[trusted], split, place[trusted])
+    kept = rows if trusted.all() else rows[trusted]
+    measured = _Measured.of(kept, split, place[trusted])
     return Summary(
         counts=_counts(rows, whole),
         outcomes=_outcomes(rows),
         known=_known(rows, split),
-        quantiles=_quantiles(rows[trusted], measured),
-        kinds=_kinds(rows[trusted], measured),
+        quantiles=_quantiles(kept, measured),
+        kinds=_kinds(kept, measured),
         exposed_sums=split.exposed.iloc[at].groupby(mode).sum().rename_axis("shown_mode"),
         hidden_sums=split.hidden.iloc[at].groupby(mode).sum().rename_axis("shown_mode"),
     )
@@ -82,10 +93,10 @@ def _counts(rows: pd.DataFrame, whole: pd.Series) -> pd.DataFrame:
             "split": whole,
             "no_first_token": censored & (rows["outcome"] != ""),
             "token_not_known": censored & (rows["outcome"] == ""),
-            "aborted": _flagged(rows, ABORTED),
-            "phantoms": _flagged(rows, PHANTOM),
+            "aborted": rows[ABORTED],
+            "phantoms": rows[PHANTOM],
             "not_split": ~whole & ~censored,
-            "lease_expired": _flagged(rows, LEASE_EXPIRED),
+            "lease_expired": rows[LEASE_EXPIRED],
             "lower_bounds": whole & rows["lower_bound"],
         },
         index=rows.index,
@@ -161,10 +172,9 @@ def _quantiles(rows: pd.DataFrame, measured: _Measured) -> pd.DataFrame:
 def _kinds(rows: pd.DataFrame, measured: _Measured) -> pd.DataFrame:
     """By mode and by each way of sorting requests, kinds in their natural order."""
     ends = [rows[name].replace("", NOT_KNOWN) for name in ("prefill_engine", "decode_engine")]
-    lengths = pd.CategoricalDtype([*buckets.LENGTH_NAMES, NOT_KNOWN], ordered=True)
     sorted_by: dict[str, pd.Series] = {
         PAIR: ends[0] + " → " + ends[1],
-        LENGTH: buckets.prompt_length(rows).astype(lengths),
+        LENGTH: buckets.prompt_length(rows),
         CACHE: buckets.cache_state(rows),
     }
     found = [
@@ -178,11 +188,15 @@ def _kinds(rows: pd.DataFrame, measured: _Measured) -> pd.DataFrame:
 
 def _places(*keys: pd.Series) -> Iterator[tuple[Any, Ints]]:
     """The places of the rows of each group, in the order of the groups."""
-    number = pd.Series(np.arange(len(keys[0]), dtype=np.int64), index=keys[0].index)
-    by = keys[0] if len(keys) == 1 else list(keys)
-    for name, mine in number.groupby(by, observed=True):
-        places: Ints = mine.to_numpy().astype(np.int64)
-        yield name, places
+    kinds = [pd.Categorical(key) for key in keys]
+    shape = [len(kind.categories) for kind in kinds]
+    number = np.ravel_multi_index([kind.codes for kind in kinds], shape)
+    order = np.argsort(number, kind="stable")
+    each, first = np.unique(number[order], return_index=True)
+    for one, places in zip(each, np.split(order, first[1:]), strict=True):
+        at = np.unravel_index(one, shape)
+        names = [kind.categories[place] for kind, place in zip(kinds, at, strict=True)]
+        yield names[0] if len(names) == 1 else tuple(names), places
 
 
 def _typed(found: list[dict[str, object]], keys: tuple[str, ...]) -> pd.DataFrame:
@@ -197,6 +211,7 @@ def _typed(found: list[dict[str, object]], keys: tuple[str, ...]) -> pd.DataFram
     )
 
 
-def _flagged(rows: pd.DataFrame, flag: str) -> pd.Series:
-    held = {flags: flag in flags for flags in set(rows["flags"])}
-    return rows["flags"].map(held).astype("bool")
+def _flagged(held: pd.Series, flags: Sequence[str]) -> dict[str, Bools]:
+    """By flag, whether each request holds it; `held`: a tuple of flags each."""
+    code, kinds = pd.factorize(held.to_numpy())
+    return {flag: np.array([flag in kind for kind in kinds], np.bool_)[code] for flag in flags}

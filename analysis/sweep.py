@@ -60,11 +60,14 @@ def segments(intervals: pd.DataFrame, layers: int) -> Segments:
     fresh = np.ones(len(key), dtype=np.bool_)
     fresh[1:] = (key[1:] != key[:-1]) | (time[1:] != time[:-1])
     row = np.cumsum(fresh) - 1
-    # A layer's segments lie side by side in memory, which is how they are gone through.
-    counts = np.zeros((layers, int(fresh.sum())), dtype=np.int32)
-    np.add.at(counts.ravel(), layer * counts.shape[1] + row, delta)
+    # A layer's segments lie side by side in memory, which is how they are gone through; numbers no
+    # wider than the most intervals of one key and layer need.
+    most = np.bincount(key * layers + layer).max(initial=0)
+    small = np.min_scalar_type(-int(most) - 1)
+    counts = np.zeros((layers, int(fresh.sum())), dtype=small)
+    np.add.at(counts.ravel(), layer * counts.shape[1] + row, delta.astype(small))
     # Each key's counts return to zero at its last edge, so one running sum serves all keys.
-    active = np.cumsum(counts, axis=1, dtype=np.int32, out=counts) > 0
+    active = np.cumsum(counts, axis=1, dtype=small, out=counts) > 0
     key, time = key[fresh], time[fresh]
     same = key[1:] == key[:-1]
     return Segments(key[:-1][same], time[:-1][same], time[1:][same], active[:, :-1][:, same])
@@ -105,6 +108,8 @@ def exposed(found: Segments, keys: int) -> Ints:
 def union(found: Segments, keys: int) -> Ints:
     """Time active, owned or not, int64 ns, shape (keys, layers)."""
     total = np.zeros((keys, len(found.active)), dtype=np.int64)
+    length = found.length_ns
     for layer, active in enumerate(found.active):
-        np.add.at(total[:, layer], found.key[active], found.length_ns[active])
+        here = np.flatnonzero(active)
+        np.add.at(total[:, layer], found.key[here], length[here])
     return total

@@ -192,7 +192,6 @@ def _together(batches: list[pa.Table], schema: pa.Schema) -> pa.Table:
         column = pa.chunked_array(chunks, type=wanted.type)
         chunks.clear()
         columns.append(whole(column))
-        pa.default_memory_pool().release_unused()
     return pa.table(columns, schema=schema)
 
 
@@ -284,9 +283,12 @@ def _events_said(events: pa.Table, rows: pd.Index) -> pd.Series:
 def _in_order(spans: pa.Table, kept: Ints) -> Ints:
     """The kept rows by time, then by name and ids."""
     start, end = (spans[name].to_numpy()[kept] for name in _ORDER[:2])
-    by_time = np.lexsort((end, start))
-    order: Ints = kept[by_time]
-    start, end = start[by_time], end[by_time]
+    order = kept.copy()
+    later = (start[1:] > start[:-1]) | ((start[1:] == start[:-1]) & (end[1:] >= end[:-1]))
+    # A file of ours is in order.
+    if not later.all():
+        by_time = np.lexsort((end, start))
+        order, start, end = kept[by_time], start[by_time], end[by_time]
     next_is_same = (start[1:] == start[:-1]) & (end[1:] == end[:-1])
     tied = np.append(next_is_same, False) | np.insert(next_is_same, 0, False)
     if next_is_same.any():

@@ -12,6 +12,7 @@ from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
 from pdtrace.analysis.coded import dense
 from pdtrace.analysis.cone import Cone, earlier, first_known
 from pdtrace.analysis.grouped import LARGEST, SMALLEST, highest, lowest, nullable, present
+from pdtrace.analysis.row_view import RowView
 from pdtrace.tracing import semconv
 
 RANK: Final = ["key", "pp_rank", "tp_rank"]
@@ -26,7 +27,7 @@ def ranks(cone: Cone) -> pd.DataFrame:
     return _by_rank(cone, cone.named(semconv.SPAN_MATCH, SIDE_PREFILL), *moves(cone))
 
 
-def moves(cone: Cone) -> tuple[pd.DataFrame, pd.DataFrame]:
+def moves(cone: Cone) -> tuple[RowView, RowView]:
     """The spans of the handoff's submits and completions: P's WRITEs or D's READs."""
     submit = cone.either((semconv.SPAN_WRITE_SUBMIT, ""), (semconv.SPAN_READ_SUBMIT, SIDE_DECODE))
     complete = cone.either(
@@ -39,7 +40,7 @@ def back_ranks(cone: Cone) -> pd.DataFrame:
     """The same as `ranks` for what P READs back from D before its prefill (a later turn)."""
     submit = cone.named(semconv.SPAN_READ_SUBMIT, SIDE_PREFILL)
     complete = cone.named(semconv.SPAN_READ_COMPLETE, SIDE_PREFILL)
-    return _by_rank(cone, cone.spans.iloc[:0], submit, complete)
+    return _by_rank(cone, cone.either(), submit, complete)
 
 
 def back_landed(cone: Cone, found: pd.DataFrame, told: pd.Series) -> pd.Series:
@@ -48,20 +49,18 @@ def back_landed(cone: Cone, found: pd.DataFrame, told: pd.Series) -> pd.Series:
     return earlier(by_request(cone, found, "done_ns").mask(cone.listed(open_ended)), told)
 
 
-def _by_rank(
-    cone: Cone, match: pd.DataFrame, submit: pd.DataFrame, complete: pd.DataFrame
-) -> pd.DataFrame:
+def _by_rank(cone: Cone, match: RowView, submit: RowView, complete: RowView) -> pd.DataFrame:
     """The instants of each rank from its spans; of match and registration the first is recorded."""
     every = pd.concat([part[RANK] for part in (match, submit, complete)])
     number = dense([every[name].to_numpy(np.int64) for name in RANK])
     first = np.unique(number, return_index=True)[1]
     rank = np.split(number, np.cumsum([len(match), len(submit)]))
 
-    def earliest(place: int, rows: pd.DataFrame, column: str = "start_ns") -> pd.Series:
+    def earliest(place: int, rows: RowView, column: str = "start_ns") -> pd.Series:
         values = rows[column].to_numpy(np.int64)
         return nullable(lowest(values, rank[place], len(first)), LARGEST)
 
-    def latest(place: int, rows: pd.DataFrame, column: str = "end_ns") -> pd.Series:
+    def latest(place: int, rows: RowView, column: str = "end_ns") -> pd.Series:
         values = rows[column].to_numpy(np.int64)
         return nullable(highest(values, rank[place], len(first)), SMALLEST)
 
@@ -124,8 +123,9 @@ def handshakes(cone: Cone, requests: pd.DataFrame) -> pd.DataFrame:
     waited for by nobody. Needs `mode`, `received_ns`, `posted_ns`, `back_posted_ns`, `told_ns` of
     `requests`.
     """
-    rows = cone.named(semconv.SPAN_HANDSHAKE)
-    rows = rows[~rows["error"]]
+    columns = ["request_id", *RANK, "side", "start_ns", "end_ns"]
+    shaken = cone.named(semconv.SPAN_HANDSHAKE)
+    rows = shaken.where(~shaken["error"])[columns]
     push = requests["mode"] == semconv.MODE_PUSH
     # Sent, by D's own clock: when P had it is known by another one only.
     sent = cone.end(semconv.SPAN_REGISTRATION, SIDE_DECODE)
@@ -142,8 +142,7 @@ def handshakes(cone: Cone, requests: pd.DataFrame) -> pd.DataFrame:
         usable = mine.groupby(RANK)["end_ns"].transform("max")
         latest = limit.iloc[mine["key"]].set_axis(mine.index)
         kept.append(mine[(usable <= latest).fillna(True).astype("bool")])
-    columns = ["request_id", *RANK, "side", "start_ns", "end_ns"]
-    return pd.concat(kept)[columns].reset_index(drop=True)
+    return pd.concat(kept, ignore_index=True)
 
 
 def sent_or_received(cone: Cone, found: pd.DataFrame) -> pd.Series:
@@ -158,11 +157,14 @@ def straggle(cone: Cone, found: pd.DataFrame) -> pd.DataFrame:
     `rank_straggle_ns` (the last one's completion less the lower median of all), and `slow_pp`,
     `slow_tp`: which rank it was (`<NA>` when none was later than the median).
     """
-    part = found.dropna(subset=["begin_ns"]).sort_values(["key", "done_ns", "pp_rank", "tp_rank"])
+    part = found[found["begin_ns"].notna()]
+    # Most requests have one rank, and nobody to be behind.
+    part = part[part["key"].duplicated(keep=False)]
+    part = part.sort_values(["key", "done_ns", "pp_rank", "tp_rank"])
     size = part.groupby("key")["key"].transform("size")
     known = part.groupby("key")["done_ns"].transform("count")
     place = part.groupby("key").cumcount()
-    usable = (size > 1) & (known == size)
+    usable = known == size
     last = part[usable & (place == size - 1)].set_index("key")
     median = part[usable & (place == (size - 1) // 2)].set_index("key")
     behind = last["done_ns"] - median["done_ns"]

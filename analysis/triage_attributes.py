@@ -80,7 +80,7 @@ def attributes(traffic: Traffic) -> pd.DataFrame:
         **{name: rows[name] for name in ("model", "mode", "dispatch")},
         LENGTH: doubling(rows["input_tokens"], LENGTH_FROM) + " tokens",
         "cached_tokens": doubling(rows["prefill_cached_tokens"], LENGTH_FROM),
-        "prefix_cache": cache_state(rows),
+        "prefix_cache": cache_state(rows).astype("str"),
         "descriptors": doubling(rows["transfer_descriptors"], 64),
         "later_turn": _yes(read_back),
         LATE: _yes(push & (exposed > 0)),

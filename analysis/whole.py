@@ -21,16 +21,21 @@ def together(parts: Sequence[Split]) -> Split:
     )
     rows = _among(of_whole, order)
     known = pd.concat([part.known for part in parts])
-    requests = requests.iloc[order]
+    requests = _taken(requests, order)
     place = requests.index.get_indexer(known.index)
     return Split(
         requests=requests,
-        exposed=pd.concat([part.exposed for part in parts]).iloc[rows],
-        hidden=pd.concat([part.hidden for part in parts]).iloc[rows],
-        drag=pd.concat([part.drag for part in parts]).iloc[rows],
-        classes=pd.concat([part.classes for part in parts]).iloc[rows],
+        exposed=_taken(pd.concat([part.exposed for part in parts]), rows),
+        hidden=_taken(pd.concat([part.hidden for part in parts]), rows),
+        drag=_taken(pd.concat([part.drag for part in parts]), rows),
+        classes=_taken(pd.concat([part.classes for part in parts]), rows),
         known=known.iloc[np.argsort(place)],
     )
+
+
+def _taken(frame: pd.DataFrame, order: Ints) -> pd.DataFrame:
+    """The frame in this order: as it is, where it is in order, as parts by arrival mostly are."""
+    return frame if np.array_equal(order, np.arange(len(frame))) else frame.iloc[order]
 
 
 def _by_arrival(requests: pd.DataFrame) -> Ints:
