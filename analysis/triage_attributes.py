@@ -49,7 +49,7 @@ ATTRIBUTES: Final = (
     Attribute(D_HOST, "D host", PLACE, "on D host {}"),
     Attribute(PAIR, "pair", PLACE, "on the pair {}", (P_ENGINE, D_ENGINE)),
     Attribute(RANK, "slowest rank", PLACE, "whose last rank was {}"),
-    Attribute("model", "model", KIND, "for model {}"),
+    Attribute("model", "model or adapter", KIND, "for model {}"),
     Attribute("mode", "transfer mode", KIND, "in mode {}"),
     Attribute("dispatch", "dispatch", KIND, "with {} dispatch"),
     Attribute(LENGTH, "prompt length", KIND, "with prompts of {}"),

@@ -31,7 +31,7 @@ def context_of(request: Any, role: str, mode: str, model: str) -> RequestContext
     params = request.kv_transfer_params or {}
     attributes = {
         sc.MODE: sc.MODE_NONE if role is SINGLE else mode,
-        sc.MODEL: model,
+        sc.MODEL: _asked_for(request, model),
         sc.INPUT_TOKENS: request.num_prompt_tokens,
     }
     peer, peer_leg = params.get("remote_engine_id"), params.get("remote_request_id")
@@ -42,6 +42,12 @@ def context_of(request: Any, role: str, mode: str, model: str) -> RequestContext
         attributes[sc.PEER_ENGINE_REQUEST_ID] = str(peer_leg)
     traceparent = traceparent_of(request.trace_headers, params)
     return RequestContext(traceparent, base_request_id(request.request_id), attributes)
+
+
+def _asked_for(request: Any, model: str) -> str:
+    """The model as the caller names it: an adapter (LoRA) has a name of its own."""
+    adapter = getattr(request, "lora_request", None)
+    return str(getattr(adapter, "lora_name", model))
 
 
 class Leg:

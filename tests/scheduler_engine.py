@@ -3,6 +3,7 @@
 from typing import Any
 
 import engine_imports  # noqa: F401  # first of all
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
@@ -69,11 +70,15 @@ def request(
     request_id: str = ID,
     prompt: int = 5,
     headers: dict[str, str] | None = None,
+    adapter: str = "",
 ) -> Request:
     """A request of vLLM's."""
     extra = {"kv_transfer_params": params} if params else None
     sampling = SamplingParams(max_tokens=4, extra_args=extra)
-    return Request(request_id, list(range(prompt)), sampling, None, trace_headers=headers)
+    lora = LoRARequest(adapter, 1, "adapters") if adapter else None
+    return Request(
+        request_id, list(range(prompt)), sampling, None, trace_headers=headers, lora_request=lora
+    )
 
 
 def seams(connector: Any) -> Seams:

@@ -50,6 +50,15 @@ def test_a_prefill_leg_of_pull_until_its_blocks_are_read() -> None:
     ]
 
 
+def test_an_adapter_is_the_model_that_was_asked_for() -> None:
+    """LoRA adapters of one engine are models of their own to those who call it."""
+    engine, leg = Engine("pull"), request(PREFILL, adapter="tuned")
+    engine.arrive(10, leg)
+    engine.allocate(20, leg, 0)
+    engine.finish(30, leg, held=False)
+    assert {one["attributes"][sc.MODEL] for one in engine.spans()} == {"tuned"}
+
+
 @pytest.mark.parametrize(
     ("notes", "own"),
     [

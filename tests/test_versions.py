@@ -105,6 +105,7 @@ ELSEWHERE = {
     ("vllm/v1/request.py", "Request"): {
         "request_id", "kv_transfer_params", "trace_headers", "num_prompt_tokens",
         "num_computed_tokens", "num_output_tokens", "num_preemptions", "status", "events",
+        "lora_request",
     },
     ("vllm/v1/outputs.py", "KVConnectorOutput"): {
         "finished_sending", "finished_recving", "kv_connector_worker_meta",
