@@ -13,13 +13,13 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from pdtrace.analysis.arrays import Ints
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER, own_spans
 from pdtrace.analysis.clock_drift import NO_BOUND, slack
 from pdtrace.analysis.clock_evidence import messages, together
 from pdtrace.analysis.clocks import DRIFT_PPM, Clocks
 from pdtrace.analysis.coded import decoded, plain
 from pdtrace.analysis.cone import later
-from pdtrace.analysis.sweep import Ints
 from pdtrace.analysis.table import SpansTable
 from pdtrace.tracing import semconv
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.coded import among, coded, codes, dense
 from pdtrace.analysis.grouped import LARGEST, SMALLEST, highest, lowest, nullable, present
 from pdtrace.analysis.identity import (
@@ -21,7 +22,6 @@ from pdtrace.analysis.identity import (
 )
 from pdtrace.analysis.phantoms import adopted
 from pdtrace.analysis.row_view import RowView
-from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
 
 SIDE_PREFILL: Final = "prefill"

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from pdtrace.analysis.sweep import Ints
+from pdtrace.analysis.arrays import Ints
 from pdtrace.tracing import semconv
 
 NOT_KNOWN: Final = "not known"

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from pdtrace.analysis.sweep import Ints
+from pdtrace.analysis.arrays import Ints
 
 NO_BOUND: Final = 2**60
 """More than any offset; two of them, and a real offset, still add up within int64."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.clock_drift import NO_BOUND, DriftCone, slack
-from pdtrace.analysis.sweep import Bools, Ints
 
 
 @dataclass

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.clock_drift import NO_BOUND
-from pdtrace.analysis.sweep import Bools, Ints
 
 _KNOWN = NO_BOUND // 2
 """A sum with `NO_BOUND` in it may be a little less than that; it is never less than this."""

@@ -6,10 +6,10 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from pdtrace.analysis.arrays import Ints
 from pdtrace.analysis.clock_drift import NO_BOUND
 from pdtrace.analysis.clocks import Clocks
 from pdtrace.analysis.identity import ANOTHER
-from pdtrace.analysis.sweep import Ints
 
 MINUTE_NS: Final = 60 * 10**9
 AGREEMENT: Final = 0.99

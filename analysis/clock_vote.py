@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
+from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.clock_drift import NO_BOUND, DriftCone, slack
-from pdtrace.analysis.sweep import Bools, Ints
 
 Side = tuple[Ints, Ints]
 """Upper bounds on the offset in one direction: `time_ns` ascending and `bound_ns`, shape (n,)."""

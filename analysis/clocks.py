@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from pdtrace.analysis import clock_graph
+from pdtrace.analysis.arrays import Ints
 from pdtrace.analysis.clock_drift import NO_BOUND, slack
 from pdtrace.analysis.clock_edge import Edge
 from pdtrace.analysis.clock_vote import vote
-from pdtrace.analysis.sweep import Ints
 
 DRIFT_PPM: Final = 50.0
 WORK: Final = 2 * 10**9

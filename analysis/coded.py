@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pdtrace.analysis.sweep import Bools, Ints
+from pdtrace.analysis.arrays import Bools, Ints
 
 NOTHING = ""
 NO_CODE = 0

@@ -130,8 +130,8 @@ class Cone:
 def _apart(rows: RowView, column: str) -> dict[str, RowView]:
     """The rows by what they say in a column of categories, each in order."""
     code, names = codes(rows[column]), rows[column].cat.categories
-    # Few different ones: numbers that small are sorted in one pass.
-    order = np.argsort(code.astype(np.int16), kind="stable")
+    # Where there are few different ones, numbers that small are sorted in one pass.
+    order = np.argsort(code.astype(np.min_scalar_type(len(names))), kind="stable")
     ends = np.cumsum(np.bincount(code, minlength=len(names)))
     parts = np.split(rows.at[order], ends[:-1])
     return {str(name): RowView(rows.frame, at) for name, at in zip(names, parts, strict=True)}

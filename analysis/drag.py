@@ -10,17 +10,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from pdtrace.analysis import phases, sweep
+from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL
 from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.row_view import RowView
 from pdtrace.tracing import semconv
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 UNKNOWN: Final = np.iinfo(np.int64).min
 

@@ -6,7 +6,7 @@ The fast counterpart of a pandas groupby: no sort, no hash, one pass.
 import numpy as np
 import pandas as pd
 
-from pdtrace.analysis.sweep import Bools, Ints
+from pdtrace.analysis.arrays import Bools, Ints
 
 LARGEST = np.iinfo(np.int64).max
 SMALLEST = np.iinfo(np.int64).min

@@ -16,10 +16,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.coded import NO_CODE, NOTHING, among, codes, dense
 from pdtrace.analysis.grouped import LARGEST, highest, lowest, nullable, present
 from pdtrace.analysis.keys import numbers
-from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
 
 ANOTHER: Final = "\x1f"

@@ -7,11 +7,11 @@ import numpy.typing as npt
 import pandas as pd
 
 from pdtrace.analysis import phases
+from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER
 from pdtrace.analysis.cone import first_known, later
 from pdtrace.analysis.grouped import SMALLEST, highest, nullable
 from pdtrace.analysis.handoffs import Handoffs
-from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
 
 # One layer per phase in priority order, then the handshakes by side: a handshake inside a

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from pdtrace.analysis.arrays import Ints
 from pdtrace.analysis.columns import (
     EVENT_SCHEMA,
     ID_CHARACTERS,
@@ -27,7 +28,6 @@ from pdtrace.analysis.ids import SPAN_ID_BYTES, TRACE_ID_BYTES
 from pdtrace.analysis.intake import EARLIEST_NS, LATEST_NS, LONGEST_NS
 from pdtrace.analysis.producers import adapter
 from pdtrace.analysis.schema import EVENT_COLUMNS, FLAG, NULLABLE, SPAN_COLUMNS, TEXT, TIME
-from pdtrace.analysis.sweep import Ints
 from pdtrace.tracing import semconv
 
 BLOCK: Final = 8 << 20

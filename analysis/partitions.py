@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.coded import whole
 from pdtrace.analysis.files import Source
 from pdtrace.analysis.grouped import lowest, present
@@ -24,7 +25,6 @@ from pdtrace.analysis.identity import components
 from pdtrace.analysis.keys import Keys
 from pdtrace.analysis.parquet import RowGroup, read_columns
 from pdtrace.analysis.phantoms import BARE
-from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
 
 ROWS: Final = 1 << 19
@@ -166,6 +166,8 @@ def _shared(owner: Ints, owned: Keys) -> Ints:
 
     Most traces and legs are of one request, and tie it to no other.
     """
+    if not len(owned):
+        return np.zeros((0, 2), dtype=np.int64)
     order = np.argsort(owned)
     owner, owned = owner[order], owned[order]
     begins = np.ones(len(owned), dtype=np.bool_)

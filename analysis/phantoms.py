@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.coded import codes
 from pdtrace.analysis.identity import Identity
-from pdtrace.analysis.sweep import Bools, Ints
 from pdtrace.tracing import semconv
 
 JUST_BEFORE_NS: Final = 5 * 10**9

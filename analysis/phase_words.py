@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 from pdtrace.analysis import phases
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER
+from pdtrace.analysis.counted import plural
 from pdtrace.analysis.edges import landed_by
 from pdtrace.analysis.subject import Rank, Subject
 
@@ -38,11 +39,6 @@ def size(count: int) -> str:
         if count >= factor:
             return f"{count / factor:,.1f} {unit}"
     return f"{count} bytes"
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 token`, `4,800 tokens`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _names(about: Context) -> tuple[str, str]:

@@ -10,8 +10,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pdtrace.analysis.arrays import Bools
+
 Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 Z: Final = 1.959963984540054
 """Two-sided 95 %."""

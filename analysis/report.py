@@ -9,10 +9,10 @@ import orjson
 import pandas as pd
 
 from pdtrace.analysis import phases
+from pdtrace.analysis.arrays import Ints
 from pdtrace.analysis.rows import RequestRow, request_rows
 from pdtrace.analysis.split import Split
 from pdtrace.analysis.summary import MEASURES, PERCENTS, TPOT, Summary
-from pdtrace.analysis.sweep import Ints
 
 TOO_FEW: Final = "too few"
 NOT_KNOWN: Final = "–"

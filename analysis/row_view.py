@@ -6,7 +6,7 @@ from typing import overload
 import numpy as np
 import pandas as pd
 
-from pdtrace.analysis.sweep import Bools, Ints
+from pdtrace.analysis.arrays import Bools, Ints
 
 
 class RowView:

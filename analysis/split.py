@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from pdtrace.analysis import phases, sweep
+from pdtrace.analysis.arrays import Ints
 from pdtrace.analysis.drag import drag
 from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.intervals import LAYERS, draw, instants, without_handshakes
@@ -69,7 +70,7 @@ def split(handoffs: Handoffs) -> Split:
     )
 
 
-def _wire(rows: pd.DataFrame, whole: pd.Index, moving: sweep.Ints) -> dict[str, pd.Series]:
+def _wire(rows: pd.DataFrame, whole: pd.Index, moving: Ints) -> dict[str, pd.Series]:
     """How long data moved, at what rate, and which part of the handover that was.
 
     `transfer_ns`: union over ranks inside the window, an upper bound, since completion is polled;

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pdtrace.analysis import phases
-from pdtrace.analysis.phase_words import milliseconds, plural, size
+from pdtrace.analysis.counted import plural
+from pdtrace.analysis.phase_words import milliseconds, size
 from pdtrace.analysis.subject import Subject
 from pdtrace.tracing import semconv
 

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 
 from pdtrace.analysis import buckets, phases
+from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.evidence import ABORTED, LEASE_EXPIRED, PHANTOM
 from pdtrace.analysis.grouped import SMALLEST
 from pdtrace.analysis.quantiles import quantile
 from pdtrace.analysis.split import Split
-from pdtrace.analysis.sweep import Bools, Ints
 
 PERCENTS: Final = (50, 95, 99)
 TTFT: Final = "ttft"

@@ -6,11 +6,10 @@ Everything is int64: a time never passes through a float.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from pdtrace.analysis.arrays import Bools, Ints
+from pdtrace.analysis.grouped import lowest
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ def _by_key_and_time(key: Ints, time: Ints) -> Ints:
     """Order by key, then by time; of equal ones in any order (int64)."""
     if not len(key):
         return np.zeros(0, dtype=np.int64)
-    first = np.full(int(key.max()) + 1, np.iinfo(np.int64).max)
-    np.minimum.at(first, key, time)
+    first = lowest(time, key, int(key.max()) + 1)
     since = time - first[key]
     longest = int(since.max()) + 1
     # One number for both is sorted in a third of the time.

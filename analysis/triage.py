@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
+from pdtrace.analysis.arrays import Ints
 from pdtrace.analysis.proportions import Counts, excess
-from pdtrace.analysis.sweep import Ints
 from pdtrace.analysis.triage_attributes import ASKED, attributes
 from pdtrace.analysis.triage_buckets import strata
 from pdtrace.analysis.triage_causes import Cause, causes_of

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from pdtrace.analysis import phases
-from pdtrace.analysis.sweep import Ints
+from pdtrace.analysis.arrays import Ints
 from pdtrace.analysis.triage_traffic import Traffic
 from pdtrace.tracing import semconv
 

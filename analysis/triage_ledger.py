@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from pdtrace.analysis.sweep import Ints
+from pdtrace.analysis.arrays import Ints
 
 Floats = npt.NDArray[np.float64]
 

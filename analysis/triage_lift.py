@@ -6,15 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.proportions import (
-    Bools,
     Counts,
     discoveries,
     excess,
     one_sided_p,
     risk_ratio,
 )
-from pdtrace.analysis.sweep import Ints
 from pdtrace.analysis.triage_attributes import ATTRIBUTES, BY_NAME, LENGTH, parent_values
 
 LEAST: Final = 20

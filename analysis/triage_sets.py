@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from pdtrace.analysis.sweep import Ints
+from pdtrace.analysis.arrays import Ints
 from pdtrace.analysis.triage_traffic import RANKED, Traffic
 
 LEAST_SLOW: Final = 30

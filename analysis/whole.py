@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.grouped import LARGEST
 from pdtrace.analysis.split import Split
-from pdtrace.analysis.sweep import Bools, Ints
 
 
 def together(parts: Sequence[Split]) -> Split:

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import orjson
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from pdtrace.analysis import clock_report
@@ -15,7 +14,7 @@ from pdtrace.analysis.load import Loaded, load
 from pdtrace.analysis.sources import Limits, SourceError
 from pdtrace.cli.options import Sources, reading
 from pdtrace.cli.output import failure, finish, standard_output
-from pdtrace.cli.tables import drawn
+from pdtrace.cli.tables import drawn, standard_console
 
 app = typer.Typer(add_completion=False)
 
@@ -57,7 +56,7 @@ def _print_json(pairs: list[PairOfClocks], names: dict[str, str]) -> None:
 
 
 def _print_tables(loaded: Loaded, pairs: list[PairOfClocks], names: dict[str, str]) -> None:
-    console = Console()
+    console = standard_console()
     alone = clock_report.alone(loaded.clocks, names)
     for sentence in [*alone, *clock_report.sentences(pairs, names)]:
         console.print(escape(sentence))

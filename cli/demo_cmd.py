@@ -23,6 +23,7 @@ from pdtrace.analysis.table import SpansTable
 from pdtrace.analysis.timeline import timeline
 from pdtrace.cli.interrupt import stop_on_signals
 from pdtrace.cli.split_cmd import print_tables
+from pdtrace.cli.tables import standard_console
 from pdtrace.connector.cluster import ClusterError
 from pdtrace.connector.demo import DemoRun, DemoSettings, run_demo
 from pdtrace.connector.processes import ProcessError
@@ -54,7 +55,7 @@ def demo(
     Exit status: 0 all well, 1 something is missing or wrong, 130 interrupted.
     """
     stop_on_signals()
-    console = Console()
+    console = standard_console()
     settings = DemoSettings(
         directory=_fresh(out), model=model, requests=requests, concurrency=concurrency
     )

@@ -1,12 +1,22 @@
 """Tables of the analysis on a terminal."""
 
-from typing import Literal
+import os
+from typing import Final, Literal
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
 from pdtrace.analysis import report
+
+WIDE: Final = 200
+
+
+def standard_console() -> Console:
+    """Standard output; what goes into a file or a pipe is not folded to the width of a terminal."""
+    plain = Console()
+    return plain if plain.is_terminal or "COLUMNS" in os.environ else Console(width=WIDE)
 
 
 def drawn(table: report.Table) -> RichTable:

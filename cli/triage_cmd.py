@@ -29,7 +29,7 @@ from pdtrace.analysis.triage_words import (
 )
 from pdtrace.cli.options import Sources, reading
 from pdtrace.cli.output import failure, finish, standard_output, write
-from pdtrace.cli.tables import drawn
+from pdtrace.cli.tables import drawn, standard_console
 from pdtrace.cli.time_range import HELP, TimeRange, TimeRangeError
 
 app = typer.Typer(add_completion=False)
@@ -93,7 +93,7 @@ def triage_command(
         with standard_output():
             sys.stdout.buffer.write(orjson.dumps(json_object(found)) + b"\n")
     else:
-        print_triage(found, Console())
+        print_triage(found, standard_console())
     finish(notes, any(loaded.partial for loaded in (every, *healthy)))
 
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from traffic import healthy, longer, on, some
 
-from pdtrace.analysis.sweep import Ints
+from pdtrace.analysis.arrays import Ints
 from pdtrace.analysis.triage_attributes import attributes
 from pdtrace.analysis.triage_choice import candidates, choose
 from pdtrace.analysis.triage_lift import lift
