@@ -69,6 +69,13 @@ class Account:
             long=np.concatenate([self.long, other.long]),
         )
 
+    def without(self, trace_ids: Sequence[str]) -> list[str]:
+        """Those of the trace ids (32 hex digits) of which there is no span."""
+        low = numbers(pa.array(trace_ids, pa.string()))
+        short = np.array([text.startswith("0" * 16) for text in trace_ids], dtype=np.bool_)
+        here = np.where(short, np.isin(low, self.short), np.isin(low, self.long))
+        return [text for text, found in zip(trace_ids, here, strict=True) if not found]
+
     def notes(self) -> list[str]:
         """Sentences for the user."""
         return [*self._copies(), *self._orphans(), *self._low_bits()]

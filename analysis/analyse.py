@@ -1,22 +1,28 @@
 """From sources to a split, in as many parts as there are: what `pdtrace split` does."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
+from pdtrace.analysis.account import Account, Refused
 from pdtrace.analysis.clock_notes import clock_notes
 from pdtrace.analysis.clocks import DRIFT_PPM
 from pdtrace.analysis.files import RemoteError, Source, is_store_address
-from pdtrace.analysis.load import handoffs_of, load, nothing_named
+from pdtrace.analysis.load import handoffs_of, loaded, nothing_named
 from pdtrace.analysis.parallel import read, split_parts
 from pdtrace.analysis.parquet import ParquetError, is_spans_table, row_groups
 from pdtrace.analysis.partitions import ROWS, divide
 from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError, expand
+from pdtrace.analysis.spill import Spill
 from pdtrace.analysis.split import Split, split
+from pdtrace.analysis.store import Reading
+from pdtrace.analysis.table import NO_SPANS, Copies
+from pdtrace.analysis.tabulate import collect, finished, notes_of
 from pdtrace.analysis.timeline import COLUMNS, timeline
 
 Workers = Callable[[], AbstractContextManager[Executor]]
@@ -27,12 +33,14 @@ Timelines = Callable[[Split, Sequence[str]], pd.DataFrame]
 class Analysed:
     """`notes`: sentences for the user about what was left out or changed. `partial`: the source
     said that its answer was cut. `timelines`: pieces to draw of some requests (`timeline.pieces`).
+    `spill`: where the spans are that they are drawn of, if not in the sources.
     """
 
     split: Split
     notes: list[str]
     partial: bool
     timelines: Timelines
+    spill: Spill | None = None
 
 
 def analyse(
@@ -40,24 +48,33 @@ def analyse(
     limits: Limits = DEFAULT_LIMITS,
     drift_ppm: float = DRIFT_PPM,
     workers: Workers | None = None,
+    near: Workers | None = None,
 ) -> Analysed:
     """Split the requests of `sources`.
 
     A spans table in Parquet is split in parts, on `workers` if there is more than one part, so it
-    need not fit into memory; all else is read here, at once. The result is the same.
+    need not fit into memory. Any other source is read here; if it is large, its spans are kept in
+    a temporary directory, and split in the same way on `near`, which are of this machine. The
+    result is the same.
 
     Raises `SourceError`, one sentence, where nothing can be read or no span says which request
     waited for what.
     """
     paths = _tables(sources)
     if paths:
-        return _in_parts(paths, drift_ppm, workers)
-    loaded = load(sources, limits, drift_ppm)
+        return _in_parts(paths, drift_ppm, workers, Reading(), Counter())
+    spill = Spill()
+    builder, reading = collect(sources, limits, spill)
+    if spill.paths:
+        builder.spill_rest()
+        parts = _in_parts(spill.paths, drift_ppm, near, reading, builder.columns.rejected)
+        return replace(parts, spill=spill)
+    found = loaded(finished(builder, reading, sources), drift_ppm)
     return Analysed(
-        split(loaded.handoffs),
-        loaded.notes,
-        loaded.partial,
-        lambda done, ids: timeline(loaded.handoffs, done, ids),
+        split(found.handoffs),
+        found.notes,
+        found.partial,
+        lambda done, ids: timeline(found.handoffs, done, ids),
     )
 
 
@@ -68,7 +85,15 @@ def _tables(sources: Sequence[str | Path]) -> list[Source]:
     return paths if every else []
 
 
-def _in_parts(paths: list[Source], drift_ppm: float, workers: Workers | None) -> Analysed:
+def _in_parts(
+    paths: Sequence[Source],
+    drift_ppm: float,
+    workers: Workers | None,
+    reading: Reading,
+    rejected: Counter[str],
+) -> Analysed:
+    """`reading`: how the files came about, if not by an export; `rejected`: what they lack."""
+    cut, refused = reading.tally.partial > 0, reading.tally.refused
     try:
         groups = row_groups(paths)
         several = sum(group.size for group in groups) > ROWS
@@ -76,7 +101,7 @@ def _in_parts(paths: list[Source], drift_ppm: float, workers: Workers | None) ->
             division = divide(groups, ROWS, executor)
             if not division.parts:
                 raise SourceError(nothing_named(division.spans))
-            found = split_parts(division, drift_ppm, executor)
+            found = split_parts(division, drift_ppm, executor, cut, refused)
     except (OSError, ParquetError, RemoteError) as error:
         raise SourceError(f"cannot read the spans table: {error}") from error
     except BrokenExecutor as error:
@@ -92,10 +117,17 @@ def _in_parts(paths: list[Source], drift_ppm: float, workers: Workers | None) ->
         part = done.requests.loc[list(ids), "part"]
         drawn = [pd.DataFrame(columns=COLUMNS)] if part.empty else []
         for number in part.unique().tolist():
-            handoffs = handoffs_of(read(division.parts[number])[0], found.clocks)
+            handoffs = handoffs_of(read(division.parts[number])[0], found.clocks, cut)
             drawn.append(timeline(handoffs, done, part.index[part == number].tolist()))
         return pd.concat(drawn, ignore_index=True)
 
-    notes = [*found.account.notes(), *found.account.refusals()]
-    notes += clock_notes(requests, found.clocks)
-    return Analysed(found.split, notes, False, timelines)
+    account = found.account + Account.of(NO_SPANS, Copies(), _elsewhere(found.account, refused))
+    account = replace(account, rejected=account.rejected + rejected)
+    notes = [*notes_of(reading, account), *clock_notes(requests, found.clocks)]
+    return Analysed(found.split, notes, cut, timelines)
+
+
+def _elsewhere(account: Account, refused: Refused) -> Refused:
+    """What was refused of traces that have no other span."""
+    traces = set(account.without([ids[0] for ids in refused]))
+    return [ids for ids in refused if ids[0] in traces]

@@ -11,7 +11,7 @@ from pdtrace.analysis.counted import plural
 from pdtrace.analysis.handoffs import Handoffs, join
 from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError
 from pdtrace.analysis.table import SpansTable
-from pdtrace.analysis.tabulate import tabulate
+from pdtrace.analysis.tabulate import Tabulated, tabulate
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,11 @@ def load(
     Raises `SourceError`, one sentence, where nothing can be read or no span says which request
     waited for what.
     """
-    read = tabulate(sources, limits)
+    return loaded(tabulate(sources, limits), drift_ppm)
+
+
+def loaded(read: Tabulated, drift_ppm: float = DRIFT_PPM) -> Loaded:
+    """The requests of a spans table; raises `SourceError` as `load` does."""
     clocks = clocks_in(read.table, drift_ppm)
     handoffs = handoffs_of(read.table, clocks, read.partial)
     notes = [*read.notes, *clock_notes(handoffs.requests, clocks)]

@@ -13,7 +13,7 @@ from operator import add
 
 import numpy as np
 
-from pdtrace.analysis.account import Account
+from pdtrace.analysis.account import Account, Refused
 from pdtrace.analysis.alignment import Testimony, clocks_of, testimony
 from pdtrace.analysis.clocks import Clocks
 from pdtrace.analysis.load import handoffs_of
@@ -35,16 +35,24 @@ class Result:
     clocks: Clocks | None
 
 
-def split_parts(division: Division, drift_ppm: float, executor: Executor | None = None) -> Result:
+def split_parts(
+    division: Division,
+    drift_ppm: float,
+    executor: Executor | None = None,
+    partial_source: bool = False,
+    refused: Refused = (),
+) -> Result:
     """The split of all parts, in this process or on `executor`.
 
-    Raises `ParquetError` and `OSError`, and whatever the executor raises where it is lost.
+    `partial_source`: see `join`. `refused`: see `Account.of`. Raises `ParquetError` and `OSError`,
+    and whatever the executor raises where it is lost.
     """
     run = map if executor is None else executor.map
     clocks = None
     if len(division.clocks) > 1:
         clocks = clocks_of(list(run(witness, division.parts)), drift_ppm)
-    done = list(run(partial(split_part, clocks=clocks), division.parts))
+    one_part = partial(split_part, clocks=clocks, partial_source=partial_source, refused=refused)
+    done = list(run(one_part, division.parts))
     splits = [
         replace(one, requests=one.requests.assign(part=np.int64(number)))
         for number, (one, _) in enumerate(done)
@@ -58,10 +66,14 @@ def witness(part: Part) -> Testimony:
     return testimony(read(part)[0])
 
 
-def split_part(part: Part, clocks: Clocks | None) -> tuple[Split, Account]:
-    """The split of one part, and the account of its spans."""
+def split_part(
+    part: Part, clocks: Clocks | None, partial_source: bool = False, refused: Refused = ()
+) -> tuple[Split, Account]:
+    """The split of one part, and the account of its spans and of those refused in its traces."""
     table, copies = read(part)
-    return split(handoffs_of(table, clocks)), Account.of(table, copies)
+    traces = set(table.spans["trace_id"].cat.categories) if refused else ()
+    mine = [ids for ids in refused if ids[0] in traces]
+    return split(handoffs_of(table, clocks, partial_source)), Account.of(table, copies, mine)
 
 
 def read(part: Part) -> tuple[SpansTable, Copies]:

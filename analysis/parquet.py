@@ -161,6 +161,12 @@ def write_hours(spans: pa.Table, events: pa.Table, directory: Path) -> list[Path
     return written
 
 
+def write_spans(batch: Batch, path: Path) -> None:
+    """One file of these spans, in the order in which they are."""
+    with atomic_file(path) as file:
+        _write(_together(batch.spans, batch.events), file)
+
+
 def _write(rows: pa.Table, file: BinaryIO) -> None:
     """Row groups, each with the texts that it needs: Arrow would repeat those of all of them."""
     with pq.ParquetWriter(file, SCHEMA, compression="zstd", use_dictionary=_TEXTS) as writer:

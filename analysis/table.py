@@ -5,16 +5,16 @@ span (same trace id and span id) the longest stays, then the earliest, then the 
 sorts first, so that the order of the input decides nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Self
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pdtrace.analysis.arrays import Ints
 from pdtrace.analysis.coded import from_arrow, plain, whole
 from pdtrace.analysis.columns import (
     EVENT_SCHEMA,
@@ -57,8 +57,6 @@ REJECT_DUPLICATE: Final = "duplicate"
 _ORDER: Final = ("start_ns", "end_ns", "name", "trace_id", "span_id")
 _SPAN: Final = ["trace_id", "span_id"]
 _HOUR_NS: Final = 3600 * 10**9
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -111,11 +109,19 @@ def build(records: Iterable[SpanRecord]) -> SpansTable:
     return table
 
 
-class TableBuilder:
-    """Collects spans; what has come is held in columns, not as records."""
+HELD: Final = 1 << 20
+"""Spans that are held before they are spilled, about: a few hundred megabytes."""
 
-    def __init__(self) -> None:
+
+class TableBuilder:
+    """Collects spans; what has come is held in columns, not as records.
+
+    With `spill` it is handed over whenever much of it has come, and no longer held here.
+    """
+
+    def __init__(self, spill: Callable[[Batch], None] | None = None) -> None:
         self.columns = Columns()
+        self._spill = spill
         self._spans: list[pa.Table] = []
         self._events: list[pa.Table] = []
         self._rows = 0
@@ -168,6 +174,18 @@ class TableBuilder:
         found = [np.unique(part["start_ns"].to_numpy() // hour_ns) for part in self._spans]
         return np.unique(np.concatenate(found)) if found else np.array([], np.int64)
 
+    def spill_rest(self) -> None:
+        """Hand over what is still held."""
+        self._flush()
+        if self._spill is None or not self._rows:
+            return
+        spans, events = (
+            _together(parts, schema)
+            for parts, schema in ((self._spans, SPAN_SCHEMA), (self._events, EVENT_SCHEMA))
+        )
+        self._rows = 0
+        self._spill(Batch(spans, events))
+
     def _flush(self) -> None:
         self._append(self.columns.batch())
 
@@ -181,6 +199,8 @@ class TableBuilder:
             self._events.append(events.set_column(0, EVENT_SCHEMA.field("row"), shifted))
         self._rows += len(spans)
         pa.default_memory_pool().release_unused()
+        if self._spill is not None and self._rows >= HELD:
+            self.spill_rest()
 
 
 def _together(batches: list[pa.Table], schema: pa.Schema) -> pa.Table:
@@ -336,3 +356,5 @@ def _frame(table: dict[str, pa.ChunkedArray], columns: Sequence[Column]) -> pd.D
 
 
 _TEXTS: Final = {pa.large_string(): pd.StringDtype(na_value=np.nan)}
+NO_SPANS: Final = build([])
+"""A table without spans."""

@@ -1,10 +1,8 @@
 """Sources to the spans table, without ever holding all of their records."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import pandas as pd
 
 from pdtrace.analysis.account import Account
 from pdtrace.analysis.counted import plural
@@ -34,29 +32,44 @@ def tabulate(sources: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS) -> 
     usable span in all of them.
     """
     builder, reading = collect(sources, limits)
+    return finished(builder, reading, sources)
+
+
+def finished(builder: TableBuilder, reading: Reading, sources: Sequence[str | Path]) -> Tabulated:
+    """The table of what was collected of `sources`; raises `SourceError` as `tabulate` does."""
     table, copies = builder.finish()
     if table.spans.empty and not builder.columns.rejected:
         raise SourceError(reading.nothing(sources))
     account = Account.of(table, copies, reading.tally.refused)
     return Tabulated(
         table=table,
-        notes=[
-            *reading.notes,
-            *reading.tally_notes(),
-            *account.notes(),
-            *_listed_notes(table.spans, reading.tally.listed),
-            *account.refusals(),
-        ],
+        notes=notes_of(reading, account),
         rejected=dict(reading.tally.rejected),
         partial=reading.tally.partial > 0,
     )
 
 
+def notes_of(reading: Reading, account: Account) -> list[str]:
+    """Sentences about everything that was left out of these spans."""
+    return [
+        *reading.notes,
+        *reading.tally_notes(),
+        *account.notes(),
+        *_listed_notes(account, reading.tally.listed),
+        *account.refusals(),
+    ]
+
+
 def collect(
-    sources: Sequence[str | Path], limits: Limits = DEFAULT_LIMITS
+    sources: Sequence[str | Path],
+    limits: Limits = DEFAULT_LIMITS,
+    spill: Callable[[Batch], None] | None = None,
 ) -> tuple[TableBuilder, Reading]:
-    """The spans of the sources in a builder, and the account of their reading."""
-    reading, builder = Reading(limits, as_rows=True), TableBuilder()
+    """The spans of the sources in a builder, and the account of their reading.
+
+    `spill`: where to put them if they are many.
+    """
+    reading, builder = Reading(limits, as_rows=True), TableBuilder(spill)
     for found in reading.messages(sources):
         if isinstance(found, Batch):
             builder.add_batch(found)
@@ -68,13 +81,13 @@ def collect(
     return builder, reading
 
 
-def _listed_notes(spans: pd.DataFrame, listed: list[str]) -> list[str]:
+def _listed_notes(account: Account, listed: list[str]) -> list[str]:
     """What a search result named, against what is there."""
     if not listed:
         return []
-    wanted = pd.Series(sorted(set(listed)), dtype="str")
-    missing = wanted[~wanted.isin(spans["trace_id"].cat.categories)]
+    wanted = sorted(set(listed))
+    missing = account.without(wanted)
     said = f"a search result names {plural(len(wanted), 'trace')}"
-    if missing.empty:
+    if not missing:
         return [f"{said}: all of them are in the sources"]
-    return [f"{said}, {len(missing)} of them in no source ({missing.iloc[0]})"]
+    return [f"{said}, {len(missing)} of them in no source ({missing[0]})"]

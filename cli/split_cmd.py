@@ -26,7 +26,7 @@ from pdtrace.analysis.workers import dask as on_dask
 from pdtrace.analysis.workers import processes as on_processes
 from pdtrace.cli.options import Sources, reading
 from pdtrace.cli.output import failure, finish, standard_output, write
-from pdtrace.cli.tables import drawn
+from pdtrace.cli.tables import drawn, standard_console
 from pdtrace.cli.time_range import HELP, TimeRange, TimeRangeError
 
 app = typer.Typer(add_completion=False)
@@ -68,7 +68,7 @@ def split_command(
     ] = None,
     processes: Annotated[
         int,
-        typer.Option(min=0, help="Processes for a large spans table in Parquet; 0: one a core."),
+        typer.Option(min=0, help="Processes for large sources; 0: one a core."),
     ] = 0,
     dask: Annotated[
         str | None,
@@ -80,7 +80,7 @@ def split_command(
     Exit status: 0 all well, 1 nothing could be read or none selected, 3 the source said that its
     answer was cut.
     """
-    found = _analyse(sources, limits, _workers(processes, dask))
+    found = _analyse(sources, limits, processes or os.cpu_count() or 1, dask)
     chosen = Selection(
         models=tuple(model or ()),
         modes=tuple(mode or ()),
@@ -95,22 +95,17 @@ def split_command(
     if as_json:
         _print_json(done)
     else:
-        print_tables(done, Console())
+        print_tables(done, standard_console())
     finish(found.notes, found.partial)
 
 
-def _analyse(sources: list[str], limits: Limits, workers: Workers) -> Analysed:
+def _analyse(sources: list[str], limits: Limits, count: int, dask: str | None) -> Analysed:
+    near = partial(on_processes, count)
+    workers: Workers = near if dask is None else partial(on_dask, dask, count)
     try:
-        return analyse(sources, limits, workers=workers)
+        return analyse(sources, limits, workers=workers, near=near)
     except (SourceError, WorkersError) as error:
         raise failure(_NAME, str(error)) from None
-
-
-def _workers(processes: int, dask: str | None) -> Workers:
-    count = processes or os.cpu_count() or 1
-    if dask is not None:
-        return partial(on_dask, dask, count)
-    return partial(on_processes, count)
 
 
 def _write_rows(done: Split, csv: Path | None, parquet: Path | None) -> None:
