@@ -70,7 +70,8 @@ class Account:
         )
 
     def without(self, trace_ids: Sequence[str]) -> list[str]:
-        """Those of the trace ids (32 hex digits) of which there is no span."""
+        """Those of the trace ids (32 hex digits) of which there is no span, as far as their last 64
+        bits tell."""
         low = numbers(pa.array(trace_ids, pa.string()))
         short = np.array([text.startswith("0" * 16) for text in trace_ids], dtype=np.bool_)
         here = np.where(short, np.isin(low, self.short), np.isin(low, self.long))

@@ -21,7 +21,7 @@ from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError, expand
 from pdtrace.analysis.spill import Spill
 from pdtrace.analysis.split import Split, split
 from pdtrace.analysis.store import Reading
-from pdtrace.analysis.table import NO_SPANS, Copies
+from pdtrace.analysis.table import Copies, build
 from pdtrace.analysis.tabulate import collect, finished, notes_of
 from pdtrace.analysis.timeline import COLUMNS, timeline
 
@@ -121,8 +121,9 @@ def _in_parts(
             drawn.append(timeline(handoffs, done, part.index[part == number].tolist()))
         return pd.concat(drawn, ignore_index=True)
 
-    account = found.account + Account.of(NO_SPANS, Copies(), _elsewhere(found.account, refused))
-    account = replace(account, rejected=account.rejected + rejected)
+    account = replace(found.account, rejected=found.account.rejected + rejected)
+    if alone := _elsewhere(account, refused):
+        account += Account.of(build([]), Copies(), alone)
     notes = [*notes_of(reading, account), *clock_notes(requests, found.clocks)]
     return Analysed(found.split, notes, cut, timelines)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from pdtrace.analysis.coded import NO_CODE, codes
-from pdtrace.analysis.grouped import LARGEST, SMALLEST, highest, lowest, nullable, present
+from pdtrace.analysis.grouped import LARGEST, SMALLEST, ends, highest, lowest, nullable, present
 from pdtrace.analysis.row_view import RowView, together
 
 
@@ -35,7 +35,7 @@ class Cone:
         self._by_side = _apart(spans, "side")
         self._of_both: dict[tuple[str, str], RowView] = {}
         self._either: dict[tuple[tuple[str, str], ...], RowView] = {}
-        self._nothing = spans.where(np.zeros(len(spans), dtype=np.bool_))
+        self._nothing = RowView(spans.frame, spans.at[:0])
 
     def named(self, names: str | Sequence[str], side: str = "") -> RowView:
         """Spans with one of these names, on `side` if given."""
@@ -107,8 +107,8 @@ class Cone:
     def several(self, column: str) -> pd.Series:
         """Do the request's spans say different texts, "" aside? (bool)"""
         key, code = self.spans["key"].to_numpy(np.int64), codes(self.spans[column])
-        said, count = code != NO_CODE, len(self.requests)
-        first, last = (by(code[said], key[said], count) for by in (lowest, highest))
+        said = code != NO_CODE
+        first, last = ends(code[said], key[said], len(self.requests))
         return pd.Series(first < last, index=self.requests)
 
     def text(self, column: str, rows: RowView) -> pd.Series:
@@ -116,9 +116,8 @@ class Cone:
         names = rows[column].cat.categories
         key, code, count = rows["key"].to_numpy(np.int64), codes(rows[column]), len(self.requests)
         said = code != NO_CODE
-        first = lowest(code[said], key[said], count)
-        known = first != LARGEST
-        several = known & (first != highest(code[said], key[said], count))
+        first, last = ends(code[said], key[said], count)
+        known, several = first != LARGEST, first < last
         if several.any():
             doubtful = rows[["key", "start_ns", "end_ns"]].assign(code=code)[said & several[key]]
             ordered = doubtful.sort_values(["start_ns", "end_ns", "code"]).drop_duplicates("key")

@@ -26,6 +26,11 @@ def highest(values: Ints, group: Ints, count: int) -> Ints:
     return found
 
 
+def ends(values: Ints, group: Ints, count: int) -> tuple[Ints, Ints]:
+    """Smallest and largest value of each group; the first is larger where it has none."""
+    return lowest(values, group, count), highest(values, group, count)
+
+
 def present(group: Ints, count: int) -> Bools:
     """Does the group occur? (bool, shape (count,))"""
     found = np.zeros(count, dtype=np.bool_)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.coded import NO_CODE, NOTHING, among, codes, dense
-from pdtrace.analysis.grouped import LARGEST, highest, lowest, nullable, present
+from pdtrace.analysis.grouped import LARGEST, ends, lowest, nullable, present
 from pdtrace.analysis.keys import numbers
 from pdtrace.tracing import semconv
 
@@ -91,8 +91,8 @@ def _single(own: pd.DataFrame, leg: Ints) -> Bools:
     code, count = codes(own["request_id"]), len(own["request_id"].cat.categories)
     trace, name = codes(own["trace_id"]), codes(own["engine_request_id"])
     said = name != NO_CODE
-    legs = _ends(code[said], name[said], len(own["engine_request_id"].cat.categories))
-    traces = _ends(code, trace, len(own["trace_id"].cat.categories))
+    legs = ends(code[said], name[said], len(own["engine_request_id"].cat.categories))
+    traces = ends(code, trace, len(own["trace_id"].cat.categories))
     shared = (traces[0] < traces[1])[trace] | (legs[0] < legs[1])[name]
     peer = peers_in_own_terms(own)
     naming = peer_is_of_this_request(own) & (peer >= 0)
@@ -103,17 +103,12 @@ def _single(own: pd.DataFrame, leg: Ints) -> Bools:
     routed = np.bincount(code[(own["name"] == semconv.SPAN_REQUEST).to_numpy()], minlength=count)
     makes = _makes_tokens(own)
     legs_of, engines_of = (
-        _ends(part[makes], code[makes], count) for part in (leg, codes(own["engine_id"]))
+        ends(part[makes], code[makes], count) for part in (leg, codes(own["engine_id"]))
     )
     alone = ~((legs_of[0] < legs_of[1]) | (engines_of[0] < engines_of[1]))
     single: Bools = (routed == 1) | ((routed == 0) & alone)
     single[np.concatenate(several)] = False
     return single
-
-
-def _ends(values: Ints, group: Ints, count: int) -> tuple[Ints, Ints]:
-    """Smallest and largest value of each group; the first is larger where there is none."""
-    return lowest(values, group, count), highest(values, group, count)
 
 
 def by_ties(own: pd.DataFrame, leg: Ints) -> Identity:

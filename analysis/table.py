@@ -54,6 +54,8 @@ __all__ = [
 ]
 
 REJECT_DUPLICATE: Final = "duplicate"
+HELD: Final = 1 << 20
+"""Spans that are held before they are spilled, about: a few hundred megabytes."""
 _ORDER: Final = ("start_ns", "end_ns", "name", "trace_id", "span_id")
 _SPAN: Final = ["trace_id", "span_id"]
 _HOUR_NS: Final = 3600 * 10**9
@@ -107,10 +109,6 @@ def build(records: Iterable[SpanRecord]) -> SpansTable:
     if copies.dropped:
         table.rejected[REJECT_DUPLICATE] = copies.dropped
     return table
-
-
-HELD: Final = 1 << 20
-"""Spans that are held before they are spilled, about: a few hundred megabytes."""
 
 
 class TableBuilder:
@@ -356,5 +354,3 @@ def _frame(table: dict[str, pa.ChunkedArray], columns: Sequence[Column]) -> pd.D
 
 
 _TEXTS: Final = {pa.large_string(): pd.StringDtype(na_value=np.nan)}
-NO_SPANS: Final = build([])
-"""A table without spans."""

@@ -7,7 +7,8 @@ from random import Random
 import numpy as np
 import pandas as pd
 import pytest
-from generator import EPOCH_NS, LOST, Rank, Shape, Writer, instants, records, truth
+from generated_truth import truth
+from generator import EPOCH_NS, LOST, Rank, Shape, Writer, instants, records
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from reference_split import reference
