@@ -103,7 +103,7 @@ def record_requests(recorder: Recorder, first: int) -> None:
             sc.PEER_ENGINE_ID: "prefill-0",
         }
         traceparent = f"00-{number + 1:032x}-{number + 1:016x}-01"
-        record(ev.OPENED, request_id, ev.RequestContext(traceparent, base, common))
+        record(ev.OPENED, request_id, ev.RequestContext(traceparent, common))
         record(ev.DECODE_ARRIVED, request_id)
         record(ev.DECODE_ATTEMPTED, request_id)
         record(ev.DECODE_ALLOCATED, request_id)
@@ -158,7 +158,7 @@ def open_requests(recorder: Recorder, number: int) -> None:
         base = f"3d2f0f6e-2222-4b4b-8b8b-{request:012d}"
         request_id = f"cmpl-{base}-0-23d0e5e7"
         common = {sc.MODE: "push", sc.MODEL: "demo", sc.INPUT_TOKENS: 4800 + request}
-        recorder.record(ev.OPENED, request_id, ev.RequestContext("", base, common))
+        recorder.record(ev.OPENED, request_id, ev.RequestContext("", common))
         recorder.record(ev.DECODE_ARRIVED, request_id)
         recorder.record(ev.DECODE_ALLOCATED, request_id)
         recorder._drain()

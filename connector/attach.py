@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pdtrace.connector import compat
+from pdtrace.connector.carrier import ATTRIBUTE
 from pdtrace.connector.compat import Place
 from pdtrace.connector.resource import model_name, resource_attributes, role_of
 from pdtrace.connector.scheduler import SchedulerHooks
@@ -34,15 +35,12 @@ class Attachment:
     def notes(self) -> Any | None:
         """`WorkerNotes` for the scheduler side, or None when there is nothing to tell."""
         hooks = self._worker_hooks
-        if hooks is None or self.recorder is None:
+        if hooks is None or self.recorder is None or not hooks.has_notes:
             return None
         try:
-            taken = hooks.take_notes()
-            if not any(taken):
-                return None
             from pdtrace.connector.notes import WorkerNotes
 
-            return WorkerNotes(*taken)
+            return WorkerNotes(*hooks.take_notes())
         except Exception:
             self.recorder.guard.failed("notes")
             return None
@@ -68,12 +66,19 @@ def attach(
     else:
         hooks = worker_hooks(recorder, worker)
         hooks.install(seams, guard)
-        seams.observe(
-            guard,
-            compat.LOAD,
-            before=lambda *_, **__: hooks.step(connector._connector_metadata),
-        )
+        seams.observe(guard, compat.LOAD, before=_step_of(hooks, connector))
     return Attachment(seams, recorder, hooks)
+
+
+def _step_of(hooks: WorkerHooks, connector: Any) -> Callable[..., None]:
+    """Called in every step, also of an engine that only waits: most carry nothing of ours."""
+
+    def stepped(*_: Any, **__: Any) -> None:
+        metadata = connector._connector_metadata
+        if getattr(metadata, ATTRIBUTE, None):
+            hooks.step(metadata)
+
+    return stepped
 
 
 def attach_scheduler(connector: Any, vllm_config: Any, mode: str) -> Attachment:

@@ -22,20 +22,19 @@ class RequestCarrier:
     """
 
     traceparent: str
-    base_id: str
     since_ns: int
     attributes: dict[str, Any] = field(default_factory=dict)
 
     def context(self) -> RequestContext:
         """The same as the recorder's first event of a request."""
-        return RequestContext(self.traceparent, self.base_id, self.attributes)
+        return RequestContext(self.traceparent, self.attributes)
 
 
 def carrier_of(leg: Leg, since_ns: int) -> RequestCarrier:
     """A leg from `since_ns` (Unix nanoseconds) on, for the worker."""
     context = leg.context
     attributes = {**context.attributes, **(read_back(leg) if leg.admitted else {})}
-    return RequestCarrier(context.traceparent, context.base_id, since_ns, attributes)
+    return RequestCarrier(context.traceparent, since_ns, attributes)
 
 
 def attach(metadata: Any, requests: dict[str, RequestCarrier]) -> None:

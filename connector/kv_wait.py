@@ -77,11 +77,12 @@ class KvWaits:
 
     def find_late(self) -> None:
         """vLLM's watchdog only logs and forgets; both tables are in the same order."""
-        if self.deadlines is None:
-            return
-        for request_id, leg in list(self.waiting.items()):
-            if request_id in self.deadlines:
-                break
+        deadlines, waiting = self.deadlines, self.waiting
+        while deadlines is not None and waiting:
+            request_id = next(iter(waiting))
+            if request_id in deadlines:
+                return
+            leg = waiting[request_id]
             leg.silence = leg.silence or sc.ERROR_REGISTRATION_EXPIRED
             self._give_up(leg)
 

@@ -11,7 +11,6 @@ from pdtrace.connector.compat import UNREPORTED
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.events import RequestContext
-from pdtrace.tracing.ids import base_request_id
 from pdtrace.tracing.propagation import traceparent_of
 
 PREFILL: Final = "prefill"
@@ -41,7 +40,7 @@ def context_of(request: Any, role: str, mode: str, model: str) -> RequestContext
         # In push it may be the router's own id; there P learns D's from the registration.
         attributes[sc.PEER_ENGINE_REQUEST_ID] = str(peer_leg)
     traceparent = traceparent_of(request.trace_headers, params)
-    return RequestContext(traceparent, base_request_id(request.request_id), attributes)
+    return RequestContext(traceparent, attributes)
 
 
 def _asked_for(request: Any, model: str) -> str:

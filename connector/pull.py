@@ -58,12 +58,13 @@ class PullWorkerHooks(WorkerHooks):
 
     def _read(self, _: Any, req_id: str, meta: Any, *__: Any) -> None:
         """Every READ of this rank is posted, unless the request waits for a handshake."""
+        now_ns = self._recorder.now()
         if not self.leaving(req_id) or req_id not in self._loading:
             return
         del self._loading[req_id]
         if req_id in self._transfers:
             handles = self._worker.dst_xfer_side_handles.get(meta.remote.engine_id, {})
-            self.all_posted(req_id, len(handles))
+            self.all_posted(req_id, len(handles), now_ns)
         else:
             self._record(ev.READ_NOT_NEEDED, req_id)
 

@@ -31,6 +31,16 @@ def _rank_of(registration: dict[str, Any]) -> int | None:
     return rank if isinstance(rank, int) else None
 
 
+class _Match(NamedTuple):
+    """Blocks and registration of a request of P that are both there; instants monotonic ns."""
+
+    request_id: str
+    handed_ns: int
+    both_known_ns: int
+    received: list[_Received]
+    registration: dict[str, Any]
+
+
 class _Outgoing(threading.local):
     """The registration that a thread is sending; heartbeats leave by the same call, elsewhere."""
 
@@ -147,6 +157,14 @@ class PushWorkerHooks(WorkerHooks):
         else:
             self.fail(req_id, sc.ERROR_REGISTRATION_FAILED)
 
+    def handshake_asked(self, request_id: str, engine_id: str, asked_ns: int) -> None:
+        self._report_match()
+        super().handshake_asked(request_id, engine_id, asked_ns)
+
+    def fail(self, request_id: str, error: str) -> None:
+        self._report_match()
+        super().fail(request_id, error)
+
     def landed(self, request_id: str) -> None:
         self.keep_evidence(request_id)
 
@@ -183,14 +201,14 @@ class PushWorkerHooks(WorkerHooks):
     ) -> None:
         """Blocks and registration are both there; called again when a handshake came between."""
         now_ns = self._recorder.now()
+        self._report_match()
         self._arrived(registration)
         handed_ns = self._handed.pop(request_id, None)
         if handed_ns is not None:
             received = self._received.pop(registration.get("request_id", ""), None)
             received = received or [_Received(now_ns, _rank_of(registration))]
-            self._report_match(request_id, handed_ns, received, registration)
-            self._recorder.record_at(ev.WRITE_BEGUN, now_ns, request_id)
             self._expect_others(len(received), registration)
+            self._thread.match = _Match(request_id, handed_ns, now_ns, received, registration)
         self.entering(request_id)
 
     def _expect_others(self, received: int, registration: dict[str, Any]) -> None:
@@ -200,13 +218,15 @@ class PushWorkerHooks(WorkerHooks):
             self._late[registration["request_id"]] = ranks - received
             bound(self._late)
 
-    def _report_match(
-        self,
-        request_id: str,
-        handed_ns: int,
-        received: list[_Received],
-        registration: dict[str, Any],
-    ) -> None:
+    def _report_match(self) -> None:
+        """The match that this thread works on, once its WRITEs are posted: until then D waits.
+
+        Sooner where something else has to be told of the request.
+        """
+        match = self._thread.__dict__.pop("match", None)
+        if match is None:
+            return
+        request_id, handed_ns, both_known_ns, received, registration = match
         wall_ns, record = self._recorder.wall_ns, self._record
         context = registration.get(sc.REGISTRATION_KEY)
         if isinstance(context, dict) and isinstance(context.get(sc.PARAM_TRACEPARENT), str):
@@ -224,14 +244,18 @@ class PushWorkerHooks(WorkerHooks):
             record(ev.REGISTRATION_RECEIVED, request_id, {ev.AT: wall_ns(one.mono_ns), **rank})
         both_ns = max(handed_ns, first_ns)
         record(ev.MATCHED, request_id, {ev.AT: wall_ns(both_ns), sc.MATCH_FIRST: first})
+        self._recorder.record_at(ev.WRITE_BEGUN, both_known_ns, request_id)
 
     def _pushed(self, _: Any, request_id: str, *__: Any) -> None:
+        self._report_match()
         self.leaving(request_id)
 
     def _posted_all(self, _: Any, req_id: str, meta: Any, *__: Any) -> None:
         """Every WRITE of this rank is posted; vLLM logged a failure if one was not."""
+        now_ns = self._recorder.now()
+        self._report_match()
         handles = self._worker.dst_xfer_side_handles.get(meta.remote.engine_id, {})
-        self.all_posted(req_id, len(handles))
+        self.all_posted(req_id, len(handles), now_ns)
 
 
 class NixlPushConnector(_NixlPushConnector):

@@ -184,11 +184,16 @@ class SchedulerHooks:
         if self._waits.failed:
             for leg, at_ns, error in self._waits.take_failed():
                 self._close_decode(leg, at_ns, error)
-        failed = getattr(connector_output, "failed_recving", None)
-        for request_id in connector_output.finished_recving or ():
-            self._loaded(request_id, failed)
+        if connector_output.finished_recving:
+            failed = getattr(connector_output, "failed_recving", None)
+            for request_id in connector_output.finished_recving:
+                self._loaded(request_id, failed)
         for request_id in connector_output.finished_sending or ():
             self._freed(request_id)
+        if self._starting or self._computing:
+            self._first_tokens()
+
+    def _first_tokens(self) -> None:
         for waiting in (self._starting, self._computing):
             for leg in [leg for leg in waiting.values() if leg.request.num_output_tokens > 0]:
                 self._first_token(leg)

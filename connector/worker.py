@@ -165,12 +165,11 @@ class WorkerHooks(ABC):
         more = self._descriptors.total(local, local_ids)
         transfer.bytes = None if more is None or transfer.bytes is None else transfer.bytes + more
 
-    def all_posted(self, request_id: str, peer_ranks: int) -> None:
-        """Every transfer of this rank is posted."""
+    def all_posted(self, request_id: str, peer_ranks: int, now_ns: int) -> None:
+        """Every transfer of this rank is posted, since `now_ns` (monotonic)."""
         transfer = self._transfers.get(request_id)
         if transfer is None:
             return
-        now_ns = self._recorder.now()
         data: dict[str, Any] = {
             sc.TRANSFER_DESCRIPTORS: transfer.descriptors,
             sc.PEER_TP_RANKS: peer_ranks,
@@ -241,9 +240,12 @@ class WorkerHooks(ABC):
 
     def results(self, results: Any, *_: Any, **__: Any) -> None:
         """The step's results: for each lease that ends, what is known of its blocks."""
+        done = compat.finished_sending(results)
+        if not (done or self._fresh):
+            return  # as in most steps
         if getattr(self._worker, "pcp_rank", 0) and not self._worker.pcp_dcp_sharded:
             return  # holds only a copy, which nobody reads, and is done with it at once
-        for request_id in compat.finished_sending(results):
+        for request_id in done:
             outcome = self._evidence.pop(request_id, sc.LEASE_EXPIRED)
             if outcome != sc.LEASE_EXPIRED and request_id not in self._fresh:
                 # vLLM reports a completion with the step that sees it; later, it is the lease's.
@@ -259,8 +261,13 @@ class WorkerHooks(ABC):
         self._transfers.pop(request_id, None)
         self._record(ev.CLOSED, request_id, {sc.ERROR_TYPE: sc.ERROR_LEASE_EXPIRED})
 
+    @property
+    def has_notes(self) -> bool:
+        """Whether there is anything to tell the scheduler side; in most steps there is not."""
+        return bool(self._seen or self._outcomes or self._failures or self._lost)
+
     def take_notes(self) -> Notes:
-        """What the scheduler side is to be told with this step; all empty most of the time."""
+        """What the scheduler side is to be told with this step."""
         outcomes, self._outcomes = self._outcomes, {}
         return Notes(_taken(self._seen), outcomes, _taken(self._failures), _taken(self._lost))
 

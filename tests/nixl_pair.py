@@ -260,6 +260,6 @@ class Side:
         return found
 
 
-def carried(base_id: str, mode: str, since: int, traceparent: str = "") -> carrier.RequestCarrier:
+def carried(mode: str, since: int, traceparent: str = "") -> carrier.RequestCarrier:
     """A request as the scheduler side hands it over, with its instant on the test's clock."""
-    return carrier.RequestCarrier(traceparent, base_id, EPOCH_NS + since, {sc.MODE: mode})
+    return carrier.RequestCarrier(traceparent, EPOCH_NS + since, {sc.MODE: mode})

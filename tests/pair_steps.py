@@ -82,7 +82,7 @@ def register(pair: Pair, blocks: list[int], at: int = 20) -> None:
     """D's scheduler allocated at `at`; its writer sends the registration 10 later."""
     pair.at(at + 5)
     staged = {D_ID: registration(pair, blocks)}
-    pair.d.step({D_ID: carried("a", "push", at)}, push_registrations=staged)
+    pair.d.step({D_ID: carried("push", at)}, push_registrations=staged)
     pair.at(at + 10)
     pair.d.worker.writer_turn()
 
@@ -92,7 +92,7 @@ def hand_over(pair: Pair, blocks: list[int], at: int) -> None:
     pair.at(at + 5)
     pair.p.worker._reqs_to_process.add(P_ID)
     finished = {P_ID: ([*blocks],)}
-    carriers = {P_ID: carried("a", "push", at)}
+    carriers = {P_ID: carried("push", at)}
     pair.p.step(carriers, push_finished_blocks=finished, reqs_to_send={P_ID: 1e12})
 
 
@@ -170,7 +170,7 @@ def wanted(pair: Pair, local: list[int], remote: list[int], port: int | None = N
 def read(pair: Pair, local: list[int], remote: list[int], port: int | None = None) -> None:
     """D allocated at 20; its worker has the request at 25."""
     pair.at(25)
-    carriers = {D_ID: carried("a", "pull", 20)}
+    carriers = {D_ID: carried("pull", 20)}
     pair.d.step(carriers, reqs_to_recv={D_ID: wanted(pair, local, remote, port)})
 
 

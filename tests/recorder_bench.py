@@ -19,11 +19,9 @@ class Bench:
         self.clock = SettableClock()
         self.recorder, self.exporter = make_recorder(self.clock, settings, sampler)
 
-    def open(
-        self, traceparent: str = "", request_id: str = ENGINE_ID, base_id: str = "abc"
-    ) -> None:
+    def open(self, traceparent: str = "", request_id: str = ENGINE_ID) -> None:
         """Make a request known."""
-        context = ev.RequestContext(traceparent, base_id, {sc.MODE: "push"})
+        context = ev.RequestContext(traceparent, {sc.MODE: "push"})
         self.recorder.record(ev.OPENED, request_id, context)
 
     def at(

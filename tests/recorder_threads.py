@@ -9,7 +9,7 @@ from pdtrace.tracing.recorder import Recorder
 
 def one_request(recorder: Recorder, request_id: str) -> None:
     """A request with one span."""
-    recorder.record(ev.OPENED, request_id, ev.RequestContext("", request_id, {}))
+    recorder.record(ev.OPENED, request_id, ev.RequestContext("", {}))
     recorder.record(ev.PREFILL_ARRIVED, request_id)
     recorder.record(ev.PREFILL_SCHEDULED, request_id)
 

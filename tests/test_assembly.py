@@ -161,7 +161,7 @@ def test_a_span_that_this_process_cannot_tell_is_never_begun() -> None:
     """Neither ended nor abandoned: its events are taken without it."""
     assembler = Assembler(Resource({}), CountedIds(), absent=frozenset({sc.SPAN_PREFILL_QUEUE}))
     anchor = Anchor(EPOCH_NS)
-    context = ev.RequestContext("", "a", {})
+    context = ev.RequestContext("", {})
     for kind, at, data in (
         (ev.OPENED, 0, context),
         (ev.PREFILL_ARRIVED, 1, None),

@@ -64,7 +64,7 @@ def point_at(
 def request(recorder: Recorder, base_id: str) -> None:
     """A decode leg with attributes of several types, an event and an error."""
     caller = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    recorder.record(ev.OPENED, base_id, ev.RequestContext(caller, base_id, {sc.MODE: "push"}))
+    recorder.record(ev.OPENED, base_id, ev.RequestContext(caller, {sc.MODE: "push"}))
     recorder.record(ev.DECODE_ARRIVED, base_id)
     recorder.record(ev.DECODE_ATTEMPTED, base_id)
     recorder.record(ev.DECODE_ALLOCATED, base_id)

@@ -68,7 +68,7 @@ class Pipeline:
         )
         self.clock.mono = 25
         self.d.step(
-            {D_ID: carried("a", "push", 20)},
+            {D_ID: carried("push", 20)},
             push_registrations={D_ID: registration},
             reqs_to_recv={D_ID: expected},
         )
@@ -81,7 +81,7 @@ class Pipeline:
         self.clock.mono = at
         side.worker._reqs_to_process.add(P_ID)
         side.step(
-            {P_ID: carried("a", "push", at)},
+            {P_ID: carried("push", at)},
             push_finished_blocks={P_ID: ([1, 2],)},
             reqs_to_send={P_ID: 1e12},
         )

@@ -113,7 +113,7 @@ def test_shutdown_ends_what_is_open_and_can_be_called_twice() -> None:
     """An engine that is stopped in the middle of a request leaves ended spans."""
     exporter = CapturingExporter()
     recorder = Recorder(Telemetry(Resource({}), exporter, CountedIds()))
-    recorder.record(ev.OPENED, "a", ev.RequestContext("", "a", {}))
+    recorder.record(ev.OPENED, "a", ev.RequestContext("", {}))
     recorder.record(ev.DECODE_ARRIVED, "a")
     recorder.shutdown()
     recorder.shutdown()
@@ -168,7 +168,7 @@ recorder = Recorder(open_provider("prefill", shared=True))
 idle = Recorder(open_provider("prefill", shared=True))
 
 def request(name):
-    recorder.record(ev.OPENED, name, ev.RequestContext("", name, {}))
+    recorder.record(ev.OPENED, name, ev.RequestContext("", {}))
     recorder.record(ev.PREFILL_ARRIVED, name)
     recorder.record(ev.PREFILL_SCHEDULED, name)
     recorder.record(ev.CLOSED, name)
@@ -195,7 +195,7 @@ from pdtrace.tracing.recorder import Recorder
 
 def request(name):
     recorder = Recorder(open_provider("prefill"))
-    recorder.record(ev.OPENED, name, ev.RequestContext("", name, {}))
+    recorder.record(ev.OPENED, name, ev.RequestContext("", {}))
     recorder.record(ev.PREFILL_ARRIVED, name)
     recorder.record(ev.PREFILL_SCHEDULED, name)
     recorder.record(ev.CLOSED, name)

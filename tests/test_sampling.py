@@ -11,7 +11,7 @@ from recorder_bench import ENGINE_ID, PARENT, Bench
 from pdtrace.connector.carrier import RequestCarrier
 from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
-from pdtrace.tracing.propagation import TraceContext, context_of, format_traceparent
+from pdtrace.tracing.propagation import TraceContext, format_traceparent
 from pdtrace.tracing.sampling import Sampler
 from pdtrace.tracing.settings import Settings
 
@@ -36,7 +36,7 @@ def seen(sampler: Sampler, traceparent: str, base_id: str, suffix: str) -> bool:
     """Whether a process with this sampler exports the request."""
     bench = Bench(Settings(), sampler)
     request_id = f"cmpl-{base_id}-0-{suffix}"
-    bench.open(traceparent, request_id, base_id)
+    bench.open(traceparent, request_id)
     bench.at(1, ev.PREFILL_ARRIVED, None, request_id)
     bench.at(2, ev.PREFILL_SCHEDULED, None, request_id)
     bench.at(3, ev.PREFILL_FINISHED, None, request_id)
@@ -70,10 +70,10 @@ def test_a_callers_decision_holds_unless_the_sampler_is_not_parent_based(
 def test_the_worker_decides_as_its_scheduler(ratio: float, base_id: str, caller: str) -> None:
     """It is given the caller's own context, not what the scheduler made of it."""
     sampler = Sampler(ratio)
-    told = RequestCarrier(caller, base_id, 0).context()
-    assert context_of(told.traceparent, told.base_id) == context_of(caller, base_id)
+    told = RequestCarrier(caller, 0).context()
+    assert told.traceparent == caller
     assert seen(sampler, caller, base_id, "00000001") == seen(
-        sampler, told.traceparent, told.base_id, "00000001"
+        sampler, told.traceparent, base_id, "00000001"
     )
 
 
@@ -93,7 +93,7 @@ def test_an_adopted_trace_brings_its_decision(ratio: float, flag: str) -> None:
 def decode(bench: Bench, token_ms: int, end_ms: int, error: str = "") -> list[dict[str, Any]]:
     """A request on D with its first token and its end at these instants; what is exported."""
     data: dict[str, Any] = {sc.ERROR_TYPE: error} if error else {}
-    bench.at(10 * MS, ev.OPENED, ev.RequestContext("", "abc", {}))
+    bench.at(10 * MS, ev.OPENED, ev.RequestContext("", {}))
     bench.at(10 * MS, ev.DECODE_ARRIVED)
     bench.at(11 * MS, ev.LOCAL_HIT)
     bench.at(token_ms * MS, ev.FIRST_TOKEN)
@@ -134,7 +134,7 @@ def test_a_slow_request_is_one_that_waited_longer_for_its_first_token(
 def test_where_no_first_token_is_known_the_end_counts(end_ms: int, kept: bool) -> None:
     """P and the workers know when they are done with the request."""
     bench = Bench(Settings(slow_ms=100), NONE)
-    bench.at(10 * MS, ev.OPENED, ev.RequestContext("", "abc", {}))
+    bench.at(10 * MS, ev.OPENED, ev.RequestContext("", {}))
     bench.at(20 * MS, ev.LEASE_BEGUN)
     bench.at(end_ms * MS, ev.LEASE_ENDED)
     assert bool(bench.spans()) is kept

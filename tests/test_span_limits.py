@@ -125,7 +125,7 @@ def test_the_recorders_thread_sweeps_often_enough_for_a_short_limit() -> None:
     """With a limit of a fifth of a second nobody has to call anything."""
     exporter, settings = CapturingExporter(), Settings(span_limit_s=0.2, send_every_s=0.1)
     recorder = Recorder(Telemetry(Resource({}), exporter, CountedIds(), settings))
-    recorder.record(ev.OPENED, "a", ev.RequestContext("", "a", {}))
+    recorder.record(ev.OPENED, "a", ev.RequestContext("", {}))
     recorder.record(ev.DECODE_ARRIVED, "a")
     deadline = time.monotonic() + 20
     while not exporter.spans:

@@ -120,7 +120,7 @@ def test_a_handshake_with_nobody(push: Pair, side: str) -> None:
     if side == "d":
         push.at(25)
         staged = {D_ID: registration(push, [3], remote_port=99)}
-        push.d.step({D_ID: carried("a", "push", 20)}, push_registrations=staged)
+        push.d.step({D_ID: carried("push", 20)}, push_registrations=staged)
         push.d.worker.writer_turn()
         eventually(lambda: not push.d.worker._failed_recv_reqs.empty())
         found, waiting = push.d, sc.SPAN_REGISTRATION

@@ -61,7 +61,7 @@ def test_notes_that_cannot_be_made_do_not_reach_the_engine() -> None:
     """The worker goes on with vLLM's own metadata, and the error is counted."""
     recorder, _ = make_recorder()
     recorder.guard = Guard()
-    hooks: Any = SimpleNamespace(take_notes=fake_failure)
+    hooks: Any = SimpleNamespace(has_notes=True, take_notes=fake_failure)
     none = Seams("push", {})
     assert Attachment(none, recorder, hooks).notes() is None
     assert recorder.guard.errors == {"notes": 1}

@@ -24,6 +24,7 @@ from pdtrace.tracing.events import (
     EventKind,
     RequestContext,
 )
+from pdtrace.tracing.ids import base_request_id
 from pdtrace.tracing.propagation import TraceContext, context_of, parse_traceparent
 from pdtrace.tracing.sampling import Keeper, Sampler
 from pdtrace.tracing.semconv import ERROR_TYPE
@@ -179,9 +180,10 @@ class Assembler:
         if len(self._entries) >= self._capacity:
             self.counts["table_full"] += 1
             self._abandon(next(iter(self._entries)), mono_ns)
-        trace = self._sampled(context_of(context.traceparent, context.base_id))
+        base_id = base_request_id(request_id)
+        trace = self._sampled(context_of(context.traceparent, base_id))
         attributes = {
-            sc.REQUEST_ID: context.base_id,
+            sc.REQUEST_ID: base_id,
             sc.ENGINE_REQUEST_ID: request_id,
             **context.attributes,
         }

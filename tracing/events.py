@@ -36,11 +36,11 @@ class EventKind:
 class RequestContext(NamedTuple):
     """The first thing reported of a request: its trace and what all its spans carry.
 
-    `traceparent` is the caller's W3C context or "". `attributes` are shared by all spans.
+    `traceparent` is the caller's W3C context or "". `attributes` are shared by all spans. The
+    caller's own id of the request is found in the engine's, but not on the engine's thread.
     """
 
     traceparent: str
-    base_id: str
     attributes: Mapping[str, Any]
 
 

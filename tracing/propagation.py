@@ -12,7 +12,7 @@ from pdtrace.tracing.ids import derived_trace_id
 from pdtrace.tracing.semconv import PARAM_TRACEPARENT
 
 _TRACEPARENT: Final = re.compile(
-    r"^(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?$"
+    r"^(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?$"
 )
 SAMPLED: Final = 1
 
@@ -27,13 +27,15 @@ class TraceContext(NamedTuple):
 
 def parse_traceparent(text: str) -> TraceContext | None:
     """The context in a `traceparent` value; None when it is not valid."""
-    found = _TRACEPARENT.match(text.strip().lower())
+    found = _matched(text)
     if found is None:
         return None
-    trace_id, parent_id = int(found[1], 16), int(found[2], 16)
-    if not trace_id or not parent_id:
-        return None
-    return TraceContext(trace_id, parent_id, bool(int(found[3], 16) & SAMPLED))
+    trace_id, parent_id, flags = (int(part, 16) for part in found.groups())
+    return TraceContext(trace_id, parent_id, bool(flags & SAMPLED))
+
+
+def _matched(text: str) -> re.Match[str] | None:
+    return _TRACEPARENT.match(text.strip().lower())
 
 
 def format_traceparent(trace_id: int, span_id: int, sampled: bool = True) -> str:
@@ -52,6 +54,6 @@ def traceparent_of(
     """The first valid `traceparent` of headers and `kv_transfer_params`, or ""."""
     for carrier in (headers, transfer_params):
         value = carrier.get(PARAM_TRACEPARENT) if carrier else None
-        if isinstance(value, str) and parse_traceparent(value) is not None:
+        if isinstance(value, str) and _matched(value):
             return value
     return ""
