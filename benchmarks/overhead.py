@@ -15,8 +15,13 @@ Two measurements of the same workload, a prefill and a decode engine on each sid
 In both, two clusters work at the same time on the same cores, each on one request after the other
 out of the same list, so a machine whose speed changes from second to second, or that others use
 too, is as fast for both. One request at a time is the dearest case: nobody shares the cost of a
-step. All prefill engines run on the first core and all decode engines on the last; TTFT and TPOT
-are therefore those of a machine with two tenants.
+step. All prefill engines run on the first core and all decode engines on the last.
+
+For latencies that is no fair comparison, as fine as it is: whoever comes to a core a moment after
+the other one may wait for a whole slice of the scheduler's, so little differences show as large.
+`ttft_ratio` and `tpot_ratio` are therefore of clusters that take turns, request by request and each
+as often first, with the cores to themselves; what is measured beside a tenant is there as well, as
+`beside_ttft_ratio` and `beside_tpot_ratio`. `fresh_*` and what follows is beside a tenant.
 
 What is measured is the connector. The router is the same for all and sends no spans, as one that
 knows nothing of pdtrace; the client begins a trace with each request, as a gateway does.
@@ -43,6 +48,7 @@ from pdtrace.connector.processes import EngineServer
 
 _ROWS: Final = {
     "": "hooks on to off",
+    switched.BESIDE: "hooks on to off, beside a tenant",
     fresh.PREFIXES[OURS]: "fresh processes, pdtrace",
     fresh.PREFIXES[VLLM]: "fresh processes, vLLM's own spans",
     fresh.PREFIXES[PLAIN]: "nothing, first to second place",

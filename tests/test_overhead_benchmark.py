@@ -67,7 +67,8 @@ def test_a_ratio_is_over_both_orders_of_a_pair(modules: SimpleNamespace) -> None
     assert found["fresh_ttft_ratio"] == pytest.approx({"low": 1, "mid": 1, "high": 1})
     assert (found["rounds"], found["fresh_requests_per_arm"]) == (2, 4)
     assert found["untraced_tpot_ms"] == pytest.approx(35e-6)
-    both = found | modules.switched.summarize([blocks(modules, 1), blocks(modules, 3)])
+    pairs = [blocks(modules, 1), blocks(modules, 3)]
+    both = found | modules.switched.summarize(pairs, pairs)
     printed = modules.overhead.as_text(both)
     assert "fresh processes, pdtrace: all_cpu" in printed
     assert "hooks on to off: ttft" in printed
@@ -109,7 +110,9 @@ def test_a_cluster_that_fails_does_not_keep_the_other_one_at_work(
     assert ended == ["broken"]
 
 
-def blocks(modules: SimpleNamespace, speed: int) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+def blocks(
+    modules: SimpleNamespace, speed: int, hooks: float = 1.01
+) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """Hooks that cost 1 %, on a first cluster 5 % dearer, in blocks of which one is slower."""
 
     def sample(cost: float) -> Any:
@@ -117,16 +120,22 @@ def blocks(modules: SimpleNamespace, speed: int) -> tuple[tuple[Any, Any], tuple
         found.ttft_ns, found.tpot_ns = [1000, 1000], [cost, cost]
         return found
 
-    return (sample(1.05 * 1.01), sample(1)), (sample(1.05 * 3), sample(1.01 * 3))
+    return (sample(1.05 * hooks), sample(1)), (sample(1.05 * 3), sample(hooks * 3))
 
 
 def test_neither_a_dearer_cluster_nor_a_slower_block_is_in_the_ratio_of_hooks(
     modules: SimpleNamespace,
 ) -> None:
-    """Both stand above and below the line."""
-    found = modules.switched.summarize([blocks(modules, 1), blocks(modules, 3)])
-    dearer = pytest.approx({"low": 1.01, "mid": 1.01, "high": 1.01})
-    assert (found["cpu_ratio"], found["all_cpu_ratio"], found["tpot_ratio"]) == (dearer,) * 3
+    """Both stand above and below the line; CPU is of clusters side by side, latency of turns."""
+    together, turns = (
+        [blocks(modules, speed, hooks) for speed in (1, 3)] for hooks in (1.01, 1.02)
+    )
+    found = modules.switched.summarize(together, turns)
+    beside, alone = (
+        pytest.approx({"low": cost, "mid": cost, "high": cost}) for cost in (1.01, 1.02)
+    )
+    assert (found["cpu_ratio"], found["all_cpu_ratio"], found["beside_tpot_ratio"]) == (beside,) * 3
+    assert found["tpot_ratio"] == alone
     assert found["ttft_ratio"] == pytest.approx({"low": 1, "mid": 1, "high": 1})
     assert (found["pairs"], found["requests_per_arm"]) == (2, 8)
 
@@ -162,3 +171,22 @@ def test_a_switch_turns_hooks_off_and_on_again(
         switch.turn(on)
         assert target.method() == "result"
     assert seen == ["before", "before"]
+
+
+def test_each_prompt_is_begun_by_the_one_or_the_other_first(
+    modules: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In turns, nobody begins before the other one has ended."""
+    served: list[str] = []
+
+    def fake_serve(cluster: str, prompt: str, tokens: int, sample: Any) -> None:
+        served.append(f"{cluster} {prompt}")
+        sample.ttft_ns.append(1)
+
+    monkeypatch.setattr(modules.switched, "serve", fake_serve)
+    monkeypatch.setattr(modules.switched, "REST_S", 0)
+    monkeypatch.setattr(modules.switched, "cpu_ns", lambda cluster: cpu(modules, len(served)))
+    found = modules.switched.in_turns(("one", "other"), ["a", "b"], 32)
+    assert served == ["one a", "other a", "other b", "one b"]
+    assert [len(sample.ttft_ns) for sample in found] == [2, 2]
+    assert [sample.cpu_ns for sample in found] == [cpu(modules, 4)] * 2
