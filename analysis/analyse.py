@@ -1,9 +1,6 @@
 """From sources to a split, in as many parts as there are: what `pdtrace split` does."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import BrokenExecutor, Executor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,21 +8,17 @@ import pandas as pd
 
 from pdtrace.analysis.account import Account, Refused
 from pdtrace.analysis.clock_notes import clock_notes
-from pdtrace.analysis.clocks import DRIFT_PPM
-from pdtrace.analysis.files import RemoteError, Source, is_store_address
-from pdtrace.analysis.load import handoffs_of, loaded, nothing_named
-from pdtrace.analysis.parallel import read, split_parts
-from pdtrace.analysis.parquet import ParquetError, is_spans_table, row_groups
-from pdtrace.analysis.partitions import ROWS, divide
-from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError, expand
+from pdtrace.analysis.clocks import DRIFT_PPM, Clocks
+from pdtrace.analysis.load import handoffs_of, loaded
+from pdtrace.analysis.opened import Large, Workers, nothing_named, opened
+from pdtrace.analysis.parallel import Also, nothing_more, read, split_parts
+from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError
 from pdtrace.analysis.spill import Spill
 from pdtrace.analysis.split import Split, split
-from pdtrace.analysis.store import Reading
 from pdtrace.analysis.table import Copies, build
-from pdtrace.analysis.tabulate import collect, finished, notes_of
+from pdtrace.analysis.tabulate import notes_of
 from pdtrace.analysis.timeline import COLUMNS, timeline
 
-Workers = Callable[[], AbstractContextManager[Executor]]
 Timelines = Callable[[Split, Sequence[str]], pd.DataFrame]
 
 
@@ -33,13 +26,16 @@ Timelines = Callable[[Split, Sequence[str]], pd.DataFrame]
 class Analysed:
     """`notes`: sentences for the user about what was left out or changed. `partial`: the source
     said that its answer was cut. `timelines`: pieces to draw of some requests (`timeline.pieces`).
-    `spill`: where the spans are that they are drawn of, if not in the sources.
+    `clocks`: None where all is on one clock. `beside`: what else was asked for (`parallel.Also`).
+    `spill`: where the spans are that timelines are drawn of, if not in the sources.
     """
 
     split: Split
     notes: list[str]
     partial: bool
     timelines: Timelines
+    clocks: Clocks | None
+    beside: pd.DataFrame
     spill: Spill | None = None
 
 
@@ -49,8 +45,9 @@ def analyse(
     drift_ppm: float = DRIFT_PPM,
     workers: Workers | None = None,
     near: Workers | None = None,
+    also: Also = nothing_more,
 ) -> Analysed:
-    """Split the requests of `sources`.
+    """Split the requests of `sources`; `also`: what else is needed of them.
 
     A spans table in Parquet is split in parts, on `workers` if there is more than one part, so it
     need not fit into memory. Any other source is read here; if it is large, its spans are kept in
@@ -60,55 +57,25 @@ def analyse(
     Raises `SourceError`, one sentence, where nothing can be read or no span says which request
     waited for what.
     """
-    paths = _tables(sources)
-    if paths:
-        return _in_parts(paths, drift_ppm, workers, Reading(), Counter())
-    spill = Spill()
-    builder, reading = collect(sources, limits, spill)
-    if spill.paths:
-        builder.spill_rest()
-        parts = _in_parts(spill.paths, drift_ppm, near, reading, builder.columns.rejected)
-        return replace(parts, spill=spill)
-    found = loaded(finished(builder, reading, sources), drift_ppm)
+    source = opened(sources, limits)
+    if isinstance(source, Large):
+        return _in_parts(source, drift_ppm, workers if source.spill is None else near, also)
+    found = loaded(source, drift_ppm)
+    done = split(found.handoffs)
     return Analysed(
-        split(found.handoffs),
+        done,
         found.notes,
         found.partial,
         lambda done, ids: timeline(found.handoffs, done, ids),
+        found.clocks,
+        also(found.handoffs, done),
     )
 
 
-def _tables(sources: Sequence[str | Path]) -> list[Source]:
-    """The files of the sources, if all of them are spans tables."""
-    paths = [place.path for place in expand(sources)]
-    every = all(not is_store_address(path) and is_spans_table(path) for path in paths)
-    return paths if every else []
-
-
-def _in_parts(
-    paths: Sequence[Source],
-    drift_ppm: float,
-    workers: Workers | None,
-    reading: Reading,
-    rejected: Counter[str],
-) -> Analysed:
-    """`reading`: how the files came about, if not by an export; `rejected`: what they lack."""
-    cut, refused = reading.tally.partial > 0, reading.tally.refused
-    try:
-        groups = row_groups(paths)
-        several = sum(group.size for group in groups) > ROWS
-        with workers() if workers is not None and several else nullcontext() as executor:
-            division = divide(groups, ROWS, executor)
-            if not division.parts:
-                raise SourceError(nothing_named(division.spans))
-            found = split_parts(division, drift_ppm, executor, cut, refused)
-    except (OSError, ParquetError, RemoteError) as error:
-        raise SourceError(f"cannot read the spans table: {error}") from error
-    except BrokenExecutor as error:
-        raise SourceError(
-            "a process that split a part was lost, perhaps for want of memory: fewer --processes "
-            "need less"
-        ) from error
+def _in_parts(source: Large, drift_ppm: float, workers: Workers | None, also: Also) -> Analysed:
+    cut, refused = source.partial, source.reading.tally.refused
+    with source.divided(workers) as (division, executor):
+        found = split_parts(division, drift_ppm, executor, cut, refused, also)
     requests = found.split.requests
     if requests.empty:
         raise SourceError(nothing_named(division.spans))
@@ -121,11 +88,12 @@ def _in_parts(
             drawn.append(timeline(handoffs, done, part.index[part == number].tolist()))
         return pd.concat(drawn, ignore_index=True)
 
-    account = replace(found.account, rejected=found.account.rejected + rejected)
+    account = replace(found.account, rejected=found.account.rejected + source.rejected)
     if alone := _elsewhere(account, refused):
         account += Account.of(build([]), Copies(), alone)
-    notes = [*notes_of(reading, account), *clock_notes(requests, found.clocks)]
-    return Analysed(found.split, notes, cut, timelines)
+    notes = [*notes_of(source.reading, account), *clock_notes(requests, found.clocks)]
+    beside = pd.concat(found.beside, ignore_index=True)
+    return Analysed(found.split, notes, cut, timelines, found.clocks, beside, source.spill)
 
 
 def _elsewhere(account: Account, refused: Refused) -> Refused:

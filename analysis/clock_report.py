@@ -9,8 +9,9 @@ import pandas as pd
 from pdtrace.analysis.clock_pairs import Contradiction, Offset, PairOfClocks
 from pdtrace.analysis.clocks import Clocks
 from pdtrace.analysis.coded import decoded
+from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.report import NOT_KNOWN, Table, milliseconds
-from pdtrace.tracing import semconv
+from pdtrace.analysis.split import Split
 
 NAMED: Final = 3
 """Engines of one clock that are named, and contradictions of one pair that are listed."""
@@ -19,10 +20,15 @@ MINUTES: Final = 60
 """Rows of the table over time; of more minutes they are picked evenly."""
 
 
-def clock_names(spans: pd.DataFrame) -> dict[str, str]:
-    """For people: which engines and which host a clock is of. By clock id."""
-    ours = (spans["clock_id"] != "") & spans["name"].isin(semconv.OWN_SPANS)
-    named = decoded(spans.loc[ours, ["clock_id", "engine_id", "role", "host"]])
+def owners(handoffs: Handoffs, _: Split) -> pd.DataFrame:
+    """Whose clocks there are: clock_id, engine_id, role, host, each combination once."""
+    spans = handoffs.spans
+    named = spans.loc[spans["clock_id"] != "", ["clock_id", "engine_id", "role", "host"]]
+    return decoded(named.drop_duplicates())
+
+
+def clock_names(named: pd.DataFrame) -> dict[str, str]:
+    """For people: which engines and which host a clock is of. By clock id; `named`: `owners`."""
     who = named["engine_id"].where(named["engine_id"] != "", named["role"])
     rows = named[["clock_id", "host"]].assign(who=who).drop_duplicates()
     names = {}

@@ -4,9 +4,12 @@ import os
 import re
 from collections.abc import Sequence
 from heapq import nlargest
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
 import pandas as pd
+
+from pdtrace.analysis.arrays import Bools
 
 NEAREST: Final = 3
 _NUMBERED: Final = re.compile(r"^(.+)#(\d+)$", re.DOTALL)
@@ -25,18 +28,45 @@ class SeveralFound(LookupError):
         self.labels = labels
 
 
-def find(requests: pd.DataFrame, spans: pd.DataFrame, wanted: str, same: Sequence[str] = ()) -> str:
-    """The label of the request that `wanted` names.
+class Names(NamedTuple):
+    """`wanted`: what is looked for. `same`: other spellings, as the caller's id inside vLLM's."""
+
+    wanted: str
+    same: Sequence[str] = ()
+
+    def called(self, column: str, texts: pd.Series) -> Bools:
+        """Are spans with these texts of a request that `find` would find? (bool, shape (n,))
+
+        `column`: request_id, engine_request_id or trace_id. True for all that may be, and for some
+        that are not.
+        """
+        match = _NUMBERED.match(self.wanted)
+        numbered = [match[1]] if match else []
+        names = [self.wanted, *self.same, *numbered, *_traces(self.wanted)]
+        return texts.isin(names).to_numpy(np.bool_)
+
+    def begun(self, column: str, texts: pd.Series) -> Bools:
+        """The same for the beginnings of ids and trace ids."""
+        if not self.wanted or column == "engine_request_id":
+            return np.zeros(len(texts), dtype=np.bool_)
+        begins = texts.str.startswith(self.wanted)
+        if column == "trace_id":
+            begins |= _trace_begins(texts, self.wanted)
+        return begins.to_numpy(np.bool_)
+
+
+def find(requests: pd.DataFrame, spans: pd.DataFrame, sought: Names) -> str:
+    """The label of the request that the names mean.
 
     `requests`: label → `id`, `instance`, `trace_id`. `spans`: our spans, with the labels as
-    `request_id`, `engine_request_id` and `trace_id`. `same`: other spellings of `wanted`, as the
-    caller's id inside vLLM's. Tried in this order, and the first that fits anything counts: an id,
-    `id#2` for the second request with an id, vLLM's own id of a leg, a trace id (also without its
-    leading zeros), the beginning of an id or of a trace id.
+    `request_id`, `engine_request_id` and `trace_id`. Tried in this order, and the first that fits
+    anything counts: an id, `id#2` for the second request with an id, vLLM's own id of a leg, a
+    trace id (also without its leading zeros), the beginning of an id or of a trace id.
 
     Raises `NotFound` and `SeveralFound`.
     """
-    ids = requests["id"]
+    wanted, same = sought
+    ids, traces = requests["id"], spans["trace_id"]
     names = list(dict.fromkeys((wanted, *same)))
     for why, found in (
         (f"{wanted} was used by", requests.index[ids.isin([wanted])]),
@@ -45,19 +75,19 @@ def find(requests: pd.DataFrame, spans: pd.DataFrame, wanted: str, same: Sequenc
         (f"{wanted} was used by", requests.index[ids.isin(names)]),
         (
             f"trace {wanted} holds",
-            _labels(spans, spans["trace_id"].isin(_traces(wanted))).union(
+            _labels(spans, traces.isin(_traces(wanted))).union(
                 requests.index[requests["trace_id"].isin(_traces(wanted))]
             ),
         ),
         (f"{wanted} begins the ids of", requests.index[ids.str.startswith(wanted)]),
-        (f"{wanted} begins the trace ids of", _labels(spans, _trace_begins(spans, wanted))),
+        (f"{wanted} begins the trace ids of", _labels(spans, _trace_begins(traces, wanted))),
     ):
         labels = requests.index[requests.index.isin(found)].tolist() if wanted else []
         if len(labels) == 1:
             return str(labels[0])
         if labels:
             raise SeveralFound(f"{why} {len(labels)} requests", labels)
-    raise NotFound(_nothing(ids, wanted))
+    raise NotFound(not_found(ids, wanted))
 
 
 def request_name(request_id: str, instance: int, again: bool) -> str:
@@ -85,13 +115,14 @@ def _traces(wanted: str) -> list[str]:
     return [low.zfill(32)] if _TRACE_ID.fullmatch(low) else []
 
 
-def _trace_begins(spans: pd.DataFrame, wanted: str) -> pd.Series:
-    digits, low = spans["trace_id"], wanted.lower()
+def _trace_begins(digits: pd.Series, wanted: str) -> pd.Series:
+    low = wanted.lower()
     begins = digits.str.startswith(low) | digits.str.lstrip("0").str.startswith(low)
     return begins & (_TRACE_ID.fullmatch(low) is not None)
 
 
-def _nothing(ids: pd.Series, wanted: str) -> str:
+def not_found(ids: pd.Series, wanted: str) -> str:
+    """A sentence with the nearest ones of the ids that there are."""
     unique = ids.unique().tolist()
     near = nlargest(NEAREST, unique, lambda name: _likeness(name, wanted))
     near = [name for name in near if 2 * _likeness(name, wanted) >= len(wanted)] or near

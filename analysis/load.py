@@ -7,8 +7,8 @@ from pathlib import Path
 from pdtrace.analysis.alignment import aligned, clocks_in
 from pdtrace.analysis.clock_notes import clipped_gaps, clock_notes
 from pdtrace.analysis.clocks import DRIFT_PPM, Clocks
-from pdtrace.analysis.counted import plural
 from pdtrace.analysis.handoffs import Handoffs, join
+from pdtrace.analysis.opened import nothing_named
 from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError
 from pdtrace.analysis.table import SpansTable
 from pdtrace.analysis.tabulate import Tabulated, tabulate
@@ -61,11 +61,3 @@ def handoffs_of(table: SpansTable, clocks: Clocks | None, partial: bool = False)
     alignment = aligned(table, clocks)
     found = join(alignment.table, alignment, partial)
     return replace(found, requests=found.requests.assign(clipped_gaps=clipped_gaps(found)))
-
-
-def nothing_named(spans: int) -> str:
-    """Why there is nothing to split."""
-    return (
-        f"{plural(spans, 'span')} and none that names a request: nothing says which request waited "
-        "for what"
-    )

@@ -5,6 +5,7 @@ they are, and what comes out is put together (`whole`). Only the offsets between
 parts at once: a first round gathers what each says of them.
 """
 
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -12,10 +13,12 @@ from itertools import groupby
 from operator import add
 
 import numpy as np
+import pandas as pd
 
 from pdtrace.analysis.account import Account, Refused
 from pdtrace.analysis.alignment import Testimony, clocks_of, testimony
 from pdtrace.analysis.clocks import Clocks
+from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.load import handoffs_of
 from pdtrace.analysis.parquet import read_rows
 from pdtrace.analysis.partitions import Division, Part
@@ -23,16 +26,25 @@ from pdtrace.analysis.split import Split, split
 from pdtrace.analysis.table import Copies, SpansTable, TableBuilder
 from pdtrace.analysis.whole import together
 
+Also = Callable[[Handoffs, Split], pd.DataFrame]
+"""What a command needs of a part beside its split: rows of all parts stand one after the other."""
+
+
+def nothing_more(_: Handoffs, __: Split) -> pd.DataFrame:
+    """The split is enough."""
+    return pd.DataFrame()
+
 
 @dataclass(frozen=True)
 class Result:
     """`split`: its requests have one column more, `part`: in which part each was. `account`: of
-    all spans. `clocks`: None where all is on one clock.
+    all spans. `clocks`: None where all is on one clock. `beside`: what else was asked of each part.
     """
 
     split: Split
     account: Account
     clocks: Clocks | None
+    beside: list[pd.DataFrame]
 
 
 def split_parts(
@@ -41,24 +53,27 @@ def split_parts(
     executor: Executor | None = None,
     partial_source: bool = False,
     refused: Refused = (),
+    also: Also = nothing_more,
 ) -> Result:
     """The split of all parts, in this process or on `executor`.
 
-    `partial_source`: see `join`. `refused`: see `Account.of`. Raises `ParquetError` and `OSError`,
-    and whatever the executor raises where it is lost.
+    `partial_source`: see `join`. `refused`: see `Account.of`. `also`: see `Also`. Raises
+    `ParquetError` and `OSError`, and whatever the executor raises where it is lost.
     """
     run = map if executor is None else executor.map
     clocks = None
     if len(division.clocks) > 1:
         clocks = clocks_of(list(run(witness, division.parts)), drift_ppm)
-    one_part = partial(split_part, clocks=clocks, partial_source=partial_source, refused=refused)
+    one_part = partial(
+        split_part, clocks=clocks, partial_source=partial_source, refused=refused, also=also
+    )
     done = list(run(one_part, division.parts))
     splits = [
         replace(one, requests=one.requests.assign(part=np.int64(number)))
-        for number, (one, _) in enumerate(done)
+        for number, (one, *_) in enumerate(done)
     ]
-    account = reduce(add, [account for _, account in done])
-    return Result(together(splits), account, clocks)
+    account = reduce(add, [account for _, account, _ in done])
+    return Result(together(splits), account, clocks, [more for *_, more in done])
 
 
 def witness(part: Part) -> Testimony:
@@ -67,13 +82,20 @@ def witness(part: Part) -> Testimony:
 
 
 def split_part(
-    part: Part, clocks: Clocks | None, partial_source: bool = False, refused: Refused = ()
-) -> tuple[Split, Account]:
-    """The split of one part, and the account of its spans and of those refused in its traces."""
+    part: Part,
+    clocks: Clocks | None,
+    partial_source: bool = False,
+    refused: Refused = (),
+    also: Also = nothing_more,
+) -> tuple[Split, Account, pd.DataFrame]:
+    """The split of one part, the account of its spans and of those refused in its traces, and what
+    `also` takes from it."""
     table, copies = read(part)
     traces = set(table.spans["trace_id"].cat.categories) if refused else ()
     mine = [ids for ids in refused if ids[0] in traces]
-    return split(handoffs_of(table, clocks, partial_source)), Account.of(table, copies, mine)
+    handoffs = handoffs_of(table, clocks, partial_source)
+    done = split(handoffs)
+    return done, Account.of(table, copies, mine), also(handoffs, done)
 
 
 def read(part: Part) -> tuple[SpansTable, Copies]:

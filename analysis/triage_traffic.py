@@ -6,9 +6,7 @@ from typing import Final, Self
 import numpy as np
 import pandas as pd
 
-from pdtrace.analysis.coded import decoded
 from pdtrace.analysis.evidence import LEASE_EXPIRED, MISPAIRED
-from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.split import Split
 
 RANKED: Final = "ranked"
@@ -31,7 +29,7 @@ COLD_HANDSHAKE: Final = "cold_handshake"
 @dataclass(frozen=True)
 class Traffic:
     """`requests`: rows of a split, with `standing`. `exposed`, `hidden`, `drag`: ns by phase,
-    of those that have a split. `spans`: our own spans, for what the rows do not hold.
+    of those that have a split. `spans`: those of `triage_spans`, for what the rows do not hold.
     """
 
     requests: pd.DataFrame
@@ -41,11 +39,11 @@ class Traffic:
     spans: pd.DataFrame
 
     @classmethod
-    def of(cls, handoffs: Handoffs, split: Split) -> Self:
+    def of(cls, split: Split, spans: pd.DataFrame) -> Self:
         """Everything that a split says, each request with its standing."""
         rows = split.requests
         rows = rows.assign(standing=standing(rows, split.splittable))
-        return cls(rows, split.exposed, split.hidden, split.drag, decoded(handoffs.spans))
+        return cls(rows, split.exposed, split.hidden, split.drag, spans)
 
     def pick(self, keep: pd.Series) -> Self:
         """Only these requests: a bool series over `requests`. All spans stay."""

@@ -1,9 +1,10 @@
 """Processes that the parts of a spans table are split on: of this machine, or of a Dask cluster."""
 
 import multiprocessing
+import os
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,6 +23,11 @@ def processes(count: int) -> Iterator[Executor]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(count, mp_context=context, initializer=_alone) as executor:
         yield executor
+
+
+def every_core() -> AbstractContextManager[Executor]:
+    """A process for each core of this machine."""
+    return processes(os.cpu_count() or 1)
 
 
 def _alone() -> None:

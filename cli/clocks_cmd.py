@@ -8,10 +8,11 @@ import typer
 from rich.markup import escape
 
 from pdtrace.analysis import clock_report
+from pdtrace.analysis.analyse import analyse
 from pdtrace.analysis.clock_pairs import PairOfClocks, pairs_of
-from pdtrace.analysis.clocks import DRIFT_PPM
-from pdtrace.analysis.load import Loaded, load
+from pdtrace.analysis.clocks import DRIFT_PPM, Clocks
 from pdtrace.analysis.sources import Limits, SourceError
+from pdtrace.analysis.workers import every_core
 from pdtrace.cli.options import Sources, reading
 from pdtrace.cli.output import failure, finish, standard_output
 from pdtrace.cli.tables import drawn, standard_console
@@ -36,16 +37,18 @@ def clocks(
     Exit status: 0 all well, 1 nothing could be read, 3 the source said that its answer was cut.
     """
     try:
-        loaded = load(sources, limits, drift_ppm)
+        found = analyse(
+            sources, limits, drift_ppm, every_core, every_core, also=clock_report.owners
+        )
     except SourceError as error:
         raise failure("clocks", str(error)) from None
-    names = clock_report.clock_names(loaded.table.spans)
-    pairs = [] if loaded.clocks is None else pairs_of(loaded.clocks)
+    names = clock_report.clock_names(found.beside)
+    pairs = [] if found.clocks is None else pairs_of(found.clocks)
     if as_json:
         _print_json(pairs, names)
     else:
-        _print_tables(loaded, pairs, names)
-    finish(loaded.notes, loaded.partial)
+        _print_tables(found.clocks, pairs, names)
+    finish(found.notes, found.partial)
 
 
 def _print_json(pairs: list[PairOfClocks], names: dict[str, str]) -> None:
@@ -55,21 +58,21 @@ def _print_json(pairs: list[PairOfClocks], names: dict[str, str]) -> None:
             sys.stdout.buffer.write(line + b"\n")
 
 
-def _print_tables(loaded: Loaded, pairs: list[PairOfClocks], names: dict[str, str]) -> None:
+def _print_tables(clocks: Clocks | None, pairs: list[PairOfClocks], names: dict[str, str]) -> None:
     console = standard_console()
-    alone = clock_report.alone(loaded.clocks, names)
+    alone = clock_report.alone(clocks, names)
     for sentence in [*alone, *clock_report.sentences(pairs, names)]:
         console.print(escape(sentence))
-    if loaded.clocks is None:
+    if clocks is None:
         return
-    tables = [clock_report.clock_table(loaded.clocks, names)]
+    tables = [clock_report.clock_table(clocks, names)]
     makers = (
         clock_report.pair_table,
         clock_report.bound_table,
         clock_report.kind_table,
         clock_report.time_table,
     )
-    tables += [make(loaded.clocks, pairs) for make in makers]
+    tables += [make(clocks, pairs) for make in makers]
     tables.append(clock_report.contradiction_table(pairs))
     for table in tables:
         if table.rows:

@@ -11,15 +11,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from pdtrace.analysis.find import NotFound, SeveralFound, find, request_name
+from pdtrace.analysis.find import Names, NotFound, SeveralFound, find, request_name
 from pdtrace.analysis.handoffs import Handoffs
-from pdtrace.analysis.load import Loaded, load
+from pdtrace.analysis.load import Loaded
 from pdtrace.analysis.report import milliseconds
 from pdtrace.analysis.report_style import COLOURS
 from pdtrace.analysis.show import Shown, as_json, show
 from pdtrace.analysis.show_html import page
 from pdtrace.analysis.show_text import SOFT, Line, lines, plain
+from pdtrace.analysis.sought import load_sought
 from pdtrace.analysis.sources import Limits, SourceError
+from pdtrace.analysis.workers import every_core
 from pdtrace.cli.options import Sources, reading
 from pdtrace.cli.output import failure, finish, standard_output, write
 from pdtrace.tracing.ids import base_request_id
@@ -58,8 +60,9 @@ def show_command(
     Exit status: 0 all well, 1 nothing could be read or no single request goes by that name, 3 the
     source said that its answer was cut.
     """
-    loaded = _load(sources, limits)
-    label = _label(loaded.handoffs, request)
+    names = Names(request, (base_request_id(request),))
+    loaded = _load(sources, names, limits)
+    label = _label(loaded.handoffs, names)
     shown = show(loaded.handoffs, label)
     if html is not None:
         write(_NAME, html, page(shown, sources, loaded.notes).encode())
@@ -73,16 +76,18 @@ def show_command(
     finish(loaded.notes, loaded.partial)
 
 
-def _load(sources: list[str], limits: Limits) -> Loaded:
+def _load(sources: list[str], names: Names, limits: Limits) -> Loaded:
     try:
-        return load(sources, limits)
+        return load_sought(sources, names, limits, every_core)
     except SourceError as error:
         raise failure(_NAME, str(error)) from None
+    except NotFound as error:
+        raise failure(_NAME, plain(str(error))) from None
 
 
-def _label(handoffs: Handoffs, wanted: str) -> str:
+def _label(handoffs: Handoffs, names: Names) -> str:
     try:
-        return find(handoffs.requests, handoffs.spans, wanted, (base_request_id(wanted),))
+        return find(handoffs.requests, handoffs.spans, names)
     except NotFound as error:
         raise failure(_NAME, plain(str(error))) from None
     except SeveralFound as error:

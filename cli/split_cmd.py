@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from pdtrace.analysis import report
-from pdtrace.analysis.analyse import Analysed, Workers, analyse
+from pdtrace.analysis.analyse import Analysed, analyse
 from pdtrace.analysis.clock_notes import limited
 from pdtrace.analysis.flat import flat, write_csv, write_parquet
+from pdtrace.analysis.opened import Workers
 from pdtrace.analysis.report_html import page, shown
 from pdtrace.analysis.selection import Selection, select
 from pdtrace.analysis.sources import Limits, SourceError

@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pdtrace.analysis.load import load
+from pdtrace.analysis.analyse import analyse
 from pdtrace.analysis.selection import Selection, selected
 from pdtrace.analysis.sources import Limits, SourceError
-from pdtrace.analysis.split import split
 from pdtrace.analysis.triage import Triage, triage
 from pdtrace.analysis.triage_html import page
 from pdtrace.analysis.triage_report import json_object, tables
 from pdtrace.analysis.triage_sets import BASELINE, EARLIER, Objective
+from pdtrace.analysis.triage_spans import asked_for
 from pdtrace.analysis.triage_traffic import Traffic
 from pdtrace.analysis.triage_words import (
     RUNBOOK,
@@ -27,6 +27,7 @@ from pdtrace.analysis.triage_words import (
     links,
     verdict_sentences,
 )
+from pdtrace.analysis.workers import every_core
 from pdtrace.cli.options import Sources, reading
 from pdtrace.cli.output import failure, finish, standard_output, write
 from pdtrace.cli.tables import drawn, standard_console
@@ -129,14 +130,14 @@ class _Loaded:
 
 
 def _load(sources: list[str], chosen: Selection, limits: Limits) -> _Loaded:
-    loaded = load(sources, limits)
-    every = Traffic.of(loaded.handoffs, split(loaded.handoffs))
+    found = analyse(sources, limits, workers=every_core, near=every_core, also=asked_for)
+    every = Traffic.of(found.split, found.beside)
     traffic = every.pick(selected(every.requests, chosen))
     if not traffic.requests["t0_ns"].notna().any():
         raise SourceError(
             f"{', '.join(sources)}: none of {len(every)} requests is what was asked for"
         )
-    return _Loaded(traffic, loaded.notes, loaded.partial)
+    return _Loaded(traffic, found.notes, found.partial)
 
 
 def _triage(

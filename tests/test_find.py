@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from generator import Shape, Writer, records
 
-from pdtrace.analysis.find import NotFound, SeveralFound, find, request_name
+from pdtrace.analysis.find import Names, NotFound, SeveralFound, find, request_name
 from pdtrace.analysis.handoffs import Handoffs, join
 from pdtrace.analysis.records import SpanRecord
 from pdtrace.analysis.table import build
@@ -37,7 +37,7 @@ def handoffs() -> Handoffs:
 
 
 def found(handoffs: Handoffs, wanted: str) -> str:
-    label = find(handoffs.requests, handoffs.spans, wanted, (base_request_id(wanted),))
+    label = find(handoffs.requests, handoffs.spans, Names(wanted, (base_request_id(wanted),)))
     ids, number = handoffs.requests["id"], handoffs.requests["instance"]
     again = bool(ids.duplicated(keep=False)[label])
     return request_name(ids[label], int(number[label]), again)

@@ -169,7 +169,7 @@ def test_a_process_that_is_lost_is_one_sentence(
 ) -> None:
     """And no half of a result."""
     files = stored(tmp_path, [s for n in range(4) for s in records(Shape(), f"r-{n}")])
-    monkeypatch.setattr("pdtrace.analysis.analyse.ROWS", 1)
+    monkeypatch.setattr("pdtrace.analysis.opened.ROWS", 1)
 
     with pytest.raises(SourceError, match="^a process that split a part was lost"):
         analyse(files, workers=lambda: FakeLostExecutor(1))

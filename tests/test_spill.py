@@ -8,8 +8,7 @@ import pytest
 from generator import Shape, records
 from test_partitions import CASES, DATA, same
 
-from pdtrace.analysis import analyse as analysing
-from pdtrace.analysis import columns, spill, table
+from pdtrace.analysis import columns, opened, spill, table
 from pdtrace.analysis.analyse import Analysed, analyse
 from pdtrace.analysis.sources import SourceError
 
@@ -19,7 +18,7 @@ def little_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a case of a few hundred spans is a large source, of several files and parts."""
     monkeypatch.setattr(columns, "BATCH", 8)
     monkeypatch.setattr(table, "HELD", 8)
-    monkeypatch.setattr(analysing, "ROWS", 60)
+    monkeypatch.setattr(opened, "ROWS", 60)
 
 
 def kept_at_once(monkeypatch: pytest.MonkeyPatch, source: Path) -> Analysed:

@@ -1,0 +1,89 @@
+"""The requests that a name may mean, of sources of any size: parts without them are not read."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from pdtrace.analysis.account import Account
+from pdtrace.analysis.alignment import clocks_of
+from pdtrace.analysis.arrays import Bools
+from pdtrace.analysis.clock_notes import clock_notes
+from pdtrace.analysis.clocks import DRIFT_PPM
+from pdtrace.analysis.coded import whole
+from pdtrace.analysis.find import Names, NotFound, not_found
+from pdtrace.analysis.load import Loaded, handoffs_of, loaded
+from pdtrace.analysis.opened import Large, Workers, opened
+from pdtrace.analysis.parallel import read, witness
+from pdtrace.analysis.parquet import RowGroup, read_columns
+from pdtrace.analysis.partitions import Part
+from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits
+from pdtrace.analysis.tabulate import notes_of
+
+_COLUMNS = ("request_id", "engine_request_id", "trace_id")
+
+
+def load_sought(
+    sources: Sequence[str | Path],
+    names: Names,
+    limits: Limits = DEFAULT_LIMITS,
+    workers: Workers | None = None,
+) -> Loaded:
+    """As `load`, but of a large source only the parts that hold a request by one of the names.
+
+    Its clocks are those of all spans, its notes those of the parts. Raises `SourceError` as `load`
+    does, and `NotFound` where no part holds such a request.
+    """
+    source = opened(sources, limits)
+    if not isinstance(source, Large):
+        return loaded(source)
+    with source.divided(workers) as (division, executor):
+        clocks = None
+        if len(division.clocks) > 1:
+            run = map if executor is None else executor.map
+            clocks = clocks_of(list(run(witness, division.parts)), DRIFT_PPM)
+        # Most sources are one part, and what has no name of ours in it is never divided.
+        parts = division.parts if len(division.parts) == 1 else _holding(division.parts, names)
+        table, copies = read(tuple(rows for part in parts for rows in part))
+    handoffs = handoffs_of(table, clocks, source.partial)
+    traces = set(table.spans["trace_id"].cat.categories)
+    refused = [ids for ids in source.reading.tally.refused if ids[0] in traces]
+    notes = notes_of(source.reading, Account.of(table, copies, refused))
+    notes += clock_notes(handoffs.requests, clocks)
+    return Loaded(handoffs, table, clocks, notes, source.partial)
+
+
+def _holding(parts: Sequence[Part], names: Names) -> list[Part]:
+    """The parts with a request that is called so; if there is none, with one whose name begins
+    so."""
+    for called in (names.called, names.begun):
+        found = [part for part in parts if any(map(np.any, _named(part, called)))]
+        if found:
+            return found
+    ids = pd.concat([_ids(part) for part in parts]).drop_duplicates()
+    raise NotFound(not_found(ids, names.wanted))
+
+
+def _named(part: Part, called: Callable[[str, pd.Series], Bools]) -> Iterator[Bools]:
+    for column, texts in _texts(part):
+        yield called(column, texts)
+
+
+def _ids(part: Part) -> pd.Series:
+    found = [texts for column, texts in _texts(part) if column == _COLUMNS[0]]
+    ids: pd.Series = pd.concat(found).drop_duplicates()
+    return ids[ids != ""]
+
+
+def _texts(part: Part) -> Iterator[tuple[str, pd.Series]]:
+    """The different texts of each column of names, row group by row group."""
+    for path, places in groupby(part, key=lambda one: one.path):
+        mine = list(places)
+        groups = [RowGroup(path, one.group, len(one.rows)) for one in mine]
+        for one, table in zip(mine, read_columns(groups, _COLUMNS), strict=True):
+            for column in _COLUMNS:
+                array = whole(table[column])
+                used = np.unique(array.indices.to_numpy()[one.rows])
+                yield column, pd.Series(array.dictionary.to_pandas(), dtype="str").iloc[used]
