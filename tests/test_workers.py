@@ -12,7 +12,7 @@ from generator import Shape, records
 from recorder_threads import eventually
 from test_partitions import same, stored
 
-from pdtrace.analysis import analyse
+from pdtrace.analysis import opened
 from pdtrace.analysis.parallel import Result, split_parts
 from pdtrace.analysis.parquet import row_groups
 from pdtrace.analysis.partitions import Division, divide
@@ -104,7 +104,7 @@ def test_the_command_prints_the_same_bytes_wherever_it_works(
         "local": ["--dask", "local", "--processes", "2"],
     }[where]
     whole = printed(files, [], capfd)
-    monkeypatch.setattr(analyse, "ROWS", 160)
+    monkeypatch.setattr(opened, "ROWS", 160)
     assert printed(files, options, capfd) == whole
     assert whole.count("\n") == REQUESTS
 
@@ -120,7 +120,7 @@ def test_no_scheduler_is_said_in_one_sentence(
     files: list[Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And nothing is split by other means."""
-    monkeypatch.setattr(analyse, "ROWS", 160)
+    monkeypatch.setattr(opened, "ROWS", 160)
     monkeypatch.setattr("pdtrace.analysis.workers._CONNECT_S", 1)
     with pytest.raises(SystemExit) as stopped:
         main(["split", *map(str, files), "--dask", "tcp://127.0.0.1:9"])
