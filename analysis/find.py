@@ -34,11 +34,10 @@ class Names(NamedTuple):
     wanted: str
     same: Sequence[str] = ()
 
-    def called(self, column: str, texts: pd.Series) -> Bools:
-        """Are spans with these texts of a request that `find` would find? (bool, shape (n,))
+    def called(self, texts: pd.Series) -> Bools:
+        """Are spans with these ids of a request that `find` would find? (bool, shape (n,))
 
-        `column`: request_id, engine_request_id or trace_id. True for all that may be, and for some
-        that are not.
+        Ids of requests, legs or traces. True for all that may be, and for some that are not.
         """
         match = _NUMBERED.match(self.wanted)
         numbered = [match[1]] if match else []
@@ -46,7 +45,7 @@ class Names(NamedTuple):
         return texts.isin(names).to_numpy(np.bool_)
 
     def begun(self, column: str, texts: pd.Series) -> Bools:
-        """The same for the beginnings of ids and trace ids."""
+        """The same for the beginnings of ids (`column` is request_id) and trace ids (trace_id)."""
         if not self.wanted or column == "engine_request_id":
             return np.zeros(len(texts), dtype=np.bool_)
         begins = texts.str.startswith(self.wanted)

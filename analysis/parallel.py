@@ -61,9 +61,7 @@ def split_parts(
     `ParquetError` and `OSError`, and whatever the executor raises where it is lost.
     """
     run = map if executor is None else executor.map
-    clocks = None
-    if len(division.clocks) > 1:
-        clocks = clocks_of(list(run(witness, division.parts)), drift_ppm)
+    clocks = clocks_of_parts(division, drift_ppm, executor)
     one_part = partial(
         split_part, clocks=clocks, partial_source=partial_source, refused=refused, also=also
     )
@@ -74,6 +72,16 @@ def split_parts(
     ]
     account = reduce(add, [account for _, account, _ in done])
     return Result(together(splits), account, clocks, [more for *_, more in done])
+
+
+def clocks_of_parts(
+    division: Division, drift_ppm: float, executor: Executor | None = None
+) -> Clocks | None:
+    """The offsets between the clocks of all parts; None where all is on one clock."""
+    if len(division.clocks) < 2:
+        return None
+    run = map if executor is None else executor.map
+    return clocks_of(list(run(witness, division.parts)), drift_ppm)
 
 
 def witness(part: Part) -> Testimony:

@@ -1,6 +1,6 @@
 """The requests that a name may mean, of sources of any size: parts without them are not read."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -8,15 +8,13 @@ import numpy as np
 import pandas as pd
 
 from pdtrace.analysis.account import Account
-from pdtrace.analysis.alignment import clocks_of
-from pdtrace.analysis.arrays import Bools
 from pdtrace.analysis.clock_notes import clock_notes
 from pdtrace.analysis.clocks import DRIFT_PPM
 from pdtrace.analysis.coded import whole
 from pdtrace.analysis.find import Names, NotFound, not_found
 from pdtrace.analysis.load import Loaded, handoffs_of, loaded
 from pdtrace.analysis.opened import Large, Workers, opened
-from pdtrace.analysis.parallel import read, witness
+from pdtrace.analysis.parallel import clocks_of_parts, read
 from pdtrace.analysis.parquet import RowGroup, read_columns
 from pdtrace.analysis.partitions import Part
 from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits
@@ -40,10 +38,7 @@ def load_sought(
     if not isinstance(source, Large):
         return loaded(source)
     with source.divided(workers) as (division, executor):
-        clocks = None
-        if len(division.clocks) > 1:
-            run = map if executor is None else executor.map
-            clocks = clocks_of(list(run(witness, division.parts)), DRIFT_PPM)
+        clocks = clocks_of_parts(division, DRIFT_PPM, executor)
         # Most sources are one part, and what has no name of ours in it is never divided.
         parts = division.parts if len(division.parts) == 1 else _holding(division.parts, names)
         table, copies = read(tuple(rows for part in parts for rows in part))
@@ -58,17 +53,17 @@ def load_sought(
 def _holding(parts: Sequence[Part], names: Names) -> list[Part]:
     """The parts with a request that is called so; if there is none, with one whose name begins
     so."""
-    for called in (names.called, names.begun):
-        found = [part for part in parts if any(map(np.any, _named(part, called)))]
-        if found:
-            return found
+    called, begun = [], []
+    for part in parts:
+        each = list(_texts(part))
+        if any(names.called(texts).any() for _, texts in each):
+            called.append(part)
+        elif not called and any(names.begun(column, texts).any() for column, texts in each):
+            begun.append(part)
+    if called or begun:
+        return called or begun
     ids = pd.concat([_ids(part) for part in parts]).drop_duplicates()
     raise NotFound(not_found(ids, names.wanted))
-
-
-def _named(part: Part, called: Callable[[str, pd.Series], Bools]) -> Iterator[Bools]:
-    for column, texts in _texts(part):
-        yield called(column, texts)
 
 
 def _ids(part: Part) -> pd.Series:
