@@ -98,5 +98,7 @@ def _in_parts(source: Large, drift_ppm: float, workers: Workers | None, also: Al
 
 def _elsewhere(account: Account, refused: Refused) -> Refused:
     """What was refused of traces that have no other span."""
+    if not refused:
+        return ()
     traces = set(account.without([ids[0] for ids in refused]))
     return [ids for ids in refused if ids[0] in traces]

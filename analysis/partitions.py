@@ -27,8 +27,9 @@ from pdtrace.analysis.parquet import RowGroup, read_columns
 from pdtrace.analysis.phantoms import BARE
 from pdtrace.tracing import semconv
 
-ROWS: Final = 1 << 19
-"""Spans of one part, about: 40,000 requests, half a gigabyte of memory to split them."""
+ROWS: Final = 1 << 20
+"""Spans of one part, about: 65,000 requests, a gigabyte of memory to split them. Half a second of a
+part does not depend on its size."""
 _REQUEST, _TRACE, _LEG = ("request".ljust(16), "trace".ljust(16), "leg".ljust(16))
 _TIES: Final = {"trace_id": _TRACE, "engine_request_id": _LEG, "peer_engine_request_id": _LEG}
 _AT_ONCE: Final = 4

@@ -37,6 +37,14 @@ class Split:
         """Ids of the requests that have a split."""
         return self.exposed.index
 
+    @property
+    def places(self) -> Ints:
+        """Of each row of `requests` its place among those that have a split, -1 where it has none
+        (int64, shape (n,))."""
+        if len(self.exposed) == len(self.requests):
+            return np.arange(len(self.requests), dtype=np.int64)
+        return self.splittable.get_indexer(self.requests.index).astype(np.int64)
+
 
 def split(handoffs: Handoffs) -> Split:
     """Partition each request's window among the phases.

@@ -68,7 +68,7 @@ def summarise(split: Split) -> Summary:
         shown_mode=rows["mode"].replace("", NOT_KNOWN),
         **_flagged(rows["flags"], (LEASE_EXPIRED, ABORTED, PHANTOM)),
     )
-    place = split.splittable.get_indexer(rows.index)
+    place = split.places
     trusted = ~rows[LEASE_EXPIRED]
     whole = trusted & (place >= 0)
     mode, at = rows.loc[whole, "shown_mode"].to_numpy(), place[whole]

@@ -16,13 +16,12 @@ def together(parts: Sequence[Split]) -> Split:
         return parts[0]
     requests = pd.concat([part.requests for part in parts])
     order = _by_arrival(requests)
-    of_whole = np.concatenate(
-        [part.splittable.get_indexer(part.requests.index) >= 0 for part in parts]
-    )
+    of_whole = np.concatenate([part.places >= 0 for part in parts])
     rows = _among(of_whole, order)
     known = pd.concat([part.known for part in parts])
     requests = _taken(requests, order)
-    place = requests.index.get_indexer(known.index)
+    # To look for nothing among many takes as long as to look for much.
+    place = requests.index.get_indexer(known.index) if len(known) else []
     return Split(
         requests=requests,
         exposed=_taken(pd.concat([part.exposed for part in parts]), rows),
