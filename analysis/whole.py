@@ -20,8 +20,10 @@ def together(parts: Sequence[Split]) -> Split:
     rows = _among(of_whole, order)
     known = pd.concat([part.known for part in parts])
     requests = _taken(requests, order)
+    place = np.array([], dtype=np.int64)
     # To look for nothing among many takes as long as to look for much.
-    place = requests.index.get_indexer(known.index) if len(known) else []
+    if len(known):
+        place = requests.index.get_indexer(known.index).astype(np.int64)
     return Split(
         requests=requests,
         exposed=_taken(pd.concat([part.exposed for part in parts]), rows),

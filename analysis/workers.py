@@ -1,9 +1,10 @@
 """Processes that the parts of a spans table are split on: of this machine, or of a Dask cluster."""
 
+import logging
 import multiprocessing
 import os
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
@@ -40,10 +41,12 @@ def _alone() -> None:
 def dask(address: str, count: int) -> Iterator[Executor]:
     """The workers of a scheduler (`tcp://host:8786`), or `local`: a cluster of `count` here.
 
-    A part whose worker is lost is run again on another one. Raises `WorkersError`.
+    A part whose worker is lost is run again on another one, three times. Raises `WorkersError`,
+    also where the cluster is lost while it is used.
     """
     try:
-        from distributed import Client, LocalCluster
+        from distributed import Client, KilledWorker, LocalCluster
+        from distributed.comm.core import CommClosedError
     except ModuleNotFoundError as error:
         raise WorkersError(f"--dask needs {error.name}: pip install 'pdtrace[dask]'") from error
     where: Any = address
@@ -60,8 +63,29 @@ def dask(address: str, count: int) -> Iterator[Executor]:
     except (OSError, RuntimeError, ValueError, TimeoutError) as error:
         raise WorkersError(f"no Dask scheduler answers at {address}: {error}") from error
     try:
-        yield client.get_executor()
+        with _quiet(logging.getLogger("distributed")):
+            yield client.get_executor()
+    except KilledWorker as error:
+        raise WorkersError(
+            f"{error.allowed_failures + 1} workers of the Dask cluster at {address} ended while "
+            "they split the same part, perhaps for want of memory"
+        ) from error
+    except (CancelledError, CommClosedError) as error:
+        raise WorkersError(
+            f"the Dask cluster at {address} was lost: its scheduler answers no more"
+        ) from error
     finally:
         client.close()
         if cluster is not None:
             cluster.close()
+
+
+@contextmanager
+def _quiet(log: logging.Logger) -> Iterator[None]:
+    """Without the stack traces of a library that are told in a sentence of ours."""
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

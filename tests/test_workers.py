@@ -2,10 +2,13 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 from distributed import Client, LocalCluster
 from generator import Shape, records
@@ -16,7 +19,7 @@ from pdtrace.analysis import opened
 from pdtrace.analysis.parallel import Result, split_parts
 from pdtrace.analysis.parquet import row_groups
 from pdtrace.analysis.partitions import Division, divide
-from pdtrace.analysis.workers import dask, processes
+from pdtrace.analysis.workers import WorkersError, dask, processes
 from pdtrace.cli.main import main
 
 pytestmark = pytest.mark.e2e
@@ -127,3 +130,28 @@ def test_no_scheduler_is_said_in_one_sentence(
     out, err = capfd.readouterr()
     assert (stopped.value.code, out) == (1, "")
     assert err.startswith("pdtrace split: no Dask scheduler answers at tcp://127.0.0.1:9")
+
+
+def test_a_scheduler_that_is_lost_ends_in_one_sentence(tmp_path: Path) -> None:
+    """Nothing waits for it for ever."""
+    place = tmp_path / "scheduler.json"
+    at = ["--scheduler-file", str(place)]
+    begun = [
+        subprocess.Popen([sys.executable, "-m", f"distributed.cli.dask_{kind}", *at, *options])
+        for kind, options in (
+            ("scheduler", ["--host", "127.0.0.1", "--port", "0", "--no-dashboard"]),
+            ("worker", ["--no-dashboard", "--no-nanny", "--nthreads", "1"]),
+        )
+    ]
+    try:
+        eventually(lambda: place.exists() and place.stat().st_size > 0)
+        address = orjson.loads(place.read_bytes())["address"]
+        with (
+            pytest.raises(WorkersError, match=f"^the Dask cluster at {address} was lost: "),
+            dask(address, 1) as executor,
+        ):
+            list(executor.map(os.kill, [begun[0].pid], [signal.SIGKILL]))
+    finally:
+        for process in begun:
+            process.kill()
+            process.wait()
