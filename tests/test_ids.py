@@ -1,8 +1,11 @@
 """Base request ids and the trace ids derived from them."""
 
 import hashlib
+import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pdtrace.tracing.ids import base_request_id, derived_trace_id
 
@@ -40,3 +43,16 @@ def test_the_derived_trace_id_is_the_documented_hash() -> None:
     """First 16 bytes of SHA-256 of "pdtrace/1:" and the id: part of the schema, never to change."""
     expected = hashlib.sha256(b"pdtrace/1:abc").hexdigest()[:32]
     assert f"{derived_trace_id('abc'):032x}" == expected
+
+
+_FORM = re.compile(r"(?:[0-9]+_(?=chatcmpl-|cmpl-))?(?:(chatcmpl-)|(cmpl-))?(.*)")
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([*"-_0a", "cmpl-", "chatcmpl-", "-0123abcd", "-12"])).map("".join))
+def test_a_base_id_is_what_the_form_says(engine_id: str) -> None:
+    """The form as patterns, one part after the other."""
+    form = _FORM.fullmatch(engine_id)
+    assert form
+    base = re.sub(r"-[0-9a-f]{8}$", "", form[3])
+    assert base_request_id(engine_id) == (re.sub(r"-[0-9]+$", "", base) if form[2] else base)

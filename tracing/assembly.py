@@ -118,8 +118,9 @@ class Assembler:
             at_ns = data.pop(AT)
         started = entry.open
         for name in kind.ends:
-            if name in started:
-                self._finish(entry, name, started.pop(name), at_ns, data)
+            start_ns = started.pop(name, None)
+            if start_ns is not None:
+                self._finish(entry, name, start_ns, at_ns, data)
         for name in kind.begins:
             if name not in self._absent:
                 started[name] = at_ns

@@ -92,20 +92,21 @@ def encode_request(spans: Sequence[Finished], pause: Callable[[], object] = give
     groups: dict[tuple[int, int], _Group] = {}
     last: Origin | None = None
     parts: list[bytes] = []
-    for number, span in enumerate(spans, 1):
-        if number % _SLICE_SPANS == 0:
+    for start in range(0, len(spans), _SLICE_SPANS):
+        if start:
             pause()
-        if isinstance(span, Record):
-            origin, data = span.shared.origin, encode_record(span)
-        else:
-            origin = Origin(span.resource, span.instrumentation_scope)
-            data = encode_span(span)
-        if origin is not last:
-            last = origin
-            parts = groups.setdefault((id(origin.resource), id(origin.scope)), (origin, []))[1]
-        length = len(data)
-        parts.append(_SPANS[length] if length < 4096 else b"\x12" + varint(length))
-        parts.append(data)
+        for span in spans[start : start + _SLICE_SPANS]:
+            if isinstance(span, Record):
+                origin, data = span.shared.origin, encode_record(span)
+            else:
+                origin = Origin(span.resource, span.instrumentation_scope)
+                data = encode_span(span)
+            if origin is not last:
+                last = origin
+                parts = groups.setdefault((id(origin.resource), id(origin.scope)), (origin, []))[1]
+            length = len(data)
+            parts.append(_SPANS[length] if length < 4096 else b"\x12" + varint(length))
+            parts.append(data)
     return b"".join(_grouped(list(groups.values())))
 
 

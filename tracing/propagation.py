@@ -30,8 +30,8 @@ def parse_traceparent(text: str) -> TraceContext | None:
     found = _matched(text)
     if found is None:
         return None
-    trace_id, parent_id, flags = (int(part, 16) for part in found.groups())
-    return TraceContext(trace_id, parent_id, bool(flags & SAMPLED))
+    trace_id, parent_id, flags = found.groups()
+    return TraceContext(int(trace_id, 16), int(parent_id, 16), bool(int(flags, 16) & SAMPLED))
 
 
 def _matched(text: str) -> re.Match[str] | None:
