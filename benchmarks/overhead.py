@@ -12,16 +12,17 @@ Two measurements of the same workload, a prefill and a decode engine on each sid
   few percent faster or slower than the next, so these intervals are wide. `vllm_*`: the same with
   vLLM's `--otlp-traces-endpoint`; `place_*`: untraced against untraced in all but name.
 
-In both, two clusters work at the same time on the same cores, each on one request after the other
-out of the same list, so a machine whose speed changes from second to second, or that others use
-too, is as fast for both. One request at a time is the dearest case: nobody shares the cost of a
-step. All prefill engines run on the first core and all decode engines on the last.
+In both, two clusters have the same requests on the same cores, each one request after the other,
+which is the dearest case: nobody shares the cost of a step. All prefill engines run on the first
+core and all decode engines on the last.
 
-For latencies that is no fair comparison, as fine as it is: whoever comes to a core a moment after
-the other one may wait for a whole slice of the scheduler's, so little differences show as large.
-`ttft_ratio` and `tpot_ratio` are therefore of clusters that take turns, request by request and each
-as often first, with the cores to themselves; what is measured beside a tenant is there as well, as
-`beside_ttft_ratio` and `beside_tpot_ratio`. `fresh_*` and what follows is beside a tenant.
+CPU is compared while both work at the same time, so a machine whose speed changes from second to
+second, or that others use too, is as fast for both. For latencies that is no fair comparison, as
+fine as it is: whoever comes to a core a moment after the other one may wait for a whole slice of
+the scheduler's, so little differences show as large. `ttft_ratio` and `tpot_ratio` are therefore of
+clusters that take turns, request by request and each as often first, with the cores to themselves;
+what is measured beside a tenant is there as well, as `beside_ttft_ratio` and `beside_tpot_ratio`.
+`fresh_*` and what follows is beside a tenant.
 
 What is measured is the connector. The router is the same for all and sends no spans, as one that
 knows nothing of pdtrace; the client begins a trace with each request, as a gateway does.
