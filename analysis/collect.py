@@ -32,6 +32,7 @@ from pdtrace.analysis.receive import (
 )
 from pdtrace.analysis.segments import StoreWriter
 
+_log = logging.getLogger("pdtrace")
 GRPC_PORT: Final = 4317
 HTTP_PORT: Final = 4318
 STOP_SECONDS: Final = 1.0
@@ -71,6 +72,7 @@ class Collector:
         self._http: _HttpServer | None = None
         self._writer: StoreWriter | None = None
         self._receiver: Receiver | None = None
+        self._refused = ""
 
     def start(self) -> Self:
         """Open the store and listen. Raises `StoreError` or `ListenError`, with nothing left."""
@@ -85,6 +87,21 @@ class Collector:
             self.stop()
             raise
         return self
+
+    def tidy(self) -> None:
+        """Let the store close and remove what is due (`Retention`); to be called from time to time.
+
+        What the disk refuses is said once in the log, and tried again the next time.
+        """
+        assert self._writer is not None, "the collector has not been started"
+        try:
+            self._writer.tidy()
+        except OSError as error:
+            if str(error) != self._refused:
+                _log.warning("pdtrace: the store cannot be tidied: %s", error)
+            self._refused = str(error)
+        else:
+            self._refused = ""
 
     def stop(self) -> None:
         """Finish what is under way, stop listening, close the store; may be repeated."""

@@ -3,6 +3,9 @@
     store/pdtrace-store.json     marks the directory as a store; the writer holds its lock
     store/segment-000001.otlp    length-delimited ExportTraceServiceRequest messages
 
+A segment is closed when it is large or old enough, and goes when the store is not to keep it any
+longer (`retention`).
+
 Durability: an appended message has been handed to the operating system, so it survives the death
 of this process at any later moment. The disk is told to keep it (fsync) when a segment is closed,
 so a power cut can cost the tail of the open segment.
@@ -13,16 +16,17 @@ import io
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
 from pdtrace.analysis.framing import framed
+from pdtrace.analysis.retention import Retention
 
 MARKER: Final = "pdtrace-store.json"
-SEGMENT_BYTES: Final = 64 * 1024 * 1024
-"""A segment that has reached this size is closed and the next one begun."""
+KEEP_ALL: Final = Retention()
 
 _MARKER_TEXT: Final = json.dumps({"format": "pdtrace-store", "version": 1}) + "\n"
 _SEGMENTS: Final = "segment-*.otlp"
@@ -67,15 +71,19 @@ class StoreWriter:
     def __init__(
         self,
         store: str | Path,
-        segment_bytes: int = SEGMENT_BYTES,
+        retention: Retention = KEEP_ALL,
         open_segment: OpenSegment = _create_segment,
     ) -> None:
         self.path = Path(store)
-        self._segment_bytes = segment_bytes
+        self.removed = 0
+        """Segments that were not to be kept any longer."""
+        self._retention = retention
         self._open_segment = open_segment
         self._mutex = threading.Lock()
         self._segment: io.FileIO | None = None
         self._size = 0
+        self._began_s = 0.0
+        self._last_number = 0
         self._marker = _claim(self.path)
 
     def append(self, message: bytes) -> None:
@@ -91,8 +99,18 @@ class StoreWriter:
             if self._segment is None:
                 self._begin_segment()
             self._write(framed(message))
-            if self._size >= self._segment_bytes:
+            if self._size >= self._retention.segment_bytes:
                 self._end_segment()
+
+    def tidy(self) -> None:
+        """Close the segment if it is old enough, and remove what is not to be kept any longer; to
+        be called from time to time. Raises `OSError` when the disk refuses it."""
+        with self._mutex:
+            if self._marker.closed:
+                return
+            if time.monotonic() - self._began_s >= self._retention.segment_s:
+                self._end_segment()
+            self._remove_outdated()
 
     def close(self) -> None:
         """Close the open segment and give the store up to another writer; may be repeated."""
@@ -115,9 +133,22 @@ class StoreWriter:
 
     def _begin_segment(self) -> None:
         existing = segment_paths(self.path)
-        number = _number(existing[-1]) + 1 if existing else 1
+        number = max(self._last_number, _number(existing[-1]) if existing else 0) + 1
         self._segment = self._open_segment(self.path / f"segment-{number:06d}.otlp")
+        self._last_number = number
         self._size = 0
+        self._began_s = time.monotonic()
+
+    def _remove_outdated(self) -> None:
+        closed = segment_paths(self.path)
+        if self._segment is not None:
+            closed = [path for path in closed if _number(path) != self._last_number]
+        for path in self._retention.outdated(closed, self._open_bytes(), time.time()):
+            path.unlink(missing_ok=True)
+            self.removed += 1
+
+    def _open_bytes(self) -> int:
+        return 0 if self._segment is None else self._size
 
     def _write(self, frame: bytes) -> None:
         assert self._segment is not None

@@ -173,13 +173,15 @@ def _live_messages(address: str, skipped: Skipped, limits: Limits) -> Iterator[D
 
 def _store_messages(store: Path, skipped: Skipped) -> Iterator[bytes]:
     for segment in segment_paths(store):
-        with open(segment, "rb") as file:
-            try:
+        try:
+            with open(segment, "rb") as file:
                 yield from read_frames(file)
-            except CutFrame:
-                skipped.cut.append(str(segment))
-            except BadFrame:
-                skipped.junk.append(str(segment))
+        except CutFrame:
+            skipped.cut.append(str(segment))
+        except BadFrame:
+            skipped.junk.append(str(segment))
+        except FileNotFoundError:
+            skipped.said.append(f"{segment} was removed by the store's retention while it was read")
 
 
 def _file_messages(

@@ -4,7 +4,7 @@ import json
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -12,7 +12,12 @@ from pdtrace.analysis.atomic import atomic_file
 from pdtrace.analysis.collect import GRPC_PORT, HTTP_PORT, Collector, ListenError
 from pdtrace.analysis.counted import plural
 from pdtrace.analysis.receive import Counts
-from pdtrace.analysis.segments import StoreError
+from pdtrace.analysis.retention import Retention
+from pdtrace.analysis.segments import KEEP_ALL, StoreError, StoreWriter
+
+_MB: Final = 1 << 20
+_GB: Final = 1 << 30
+_TIDY_S: Final = 1.0
 
 app = typer.Typer(add_completion=False)
 
@@ -23,24 +28,47 @@ def collect(
     grpc_port: Annotated[int, typer.Option(help="OTLP/gRPC; 0 takes a free port.")] = GRPC_PORT,
     http_port: Annotated[int, typer.Option(help="OTLP/HTTP; 0 takes a free port.")] = HTTP_PORT,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    segment_mb: Annotated[
+        float, typer.Option(min=0.001, help="Close a segment of the store at this size, MB.")
+    ] = KEEP_ALL.segment_bytes / _MB,
+    segment_minutes: Annotated[
+        float, typer.Option(min=0.001, help="Close a segment at this age.")
+    ] = KEEP_ALL.segment_s / 60,
+    keep_gb: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Remove the oldest segments of a store that is larger, GB."),
+    ] = None,
+    keep_hours: Annotated[
+        float | None, typer.Option(min=0.0, help="Remove segments whose newest span is older.")
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Write the addresses here as JSON when ready.")
     ] = None,
 ) -> None:
-    """Receive OTLP traces (gRPC and HTTP) and keep them in STORE; stop with SIGTERM or SIGINT."""
+    """Receive OTLP traces (gRPC and HTTP) and keep them in STORE; stop with SIGTERM or SIGINT.
+
+    Without --keep-gb and --keep-hours nothing is ever removed.
+    """
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    collector = Collector(store, host, grpc_port, http_port)
+    retention = Retention(
+        segment_bytes=round(segment_mb * _MB),
+        segment_s=segment_minutes * 60,
+        keep_bytes=None if keep_gb is None else round(keep_gb * _GB),
+        keep_s=None if keep_hours is None else keep_hours * 3600,
+    )
     try:
-        with collector:
+        writer = StoreWriter(store, retention)
+        with Collector(writer, host, grpc_port, http_port) as collector:
             _announce(collector, store, ready_file)
-            stopping.wait()
+            while not stopping.wait(_TIDY_S):
+                collector.tidy()
     except (ListenError, StoreError) as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.filename or store}: {error.strerror or error}")
-    typer.echo(_summary(collector.counts))
+    typer.echo(_summary(collector.counts, writer.removed))
 
 
 def _announce(collector: Collector, store: Path, ready_file: Path | None) -> None:
@@ -51,10 +79,11 @@ def _announce(collector: Collector, store: Path, ready_file: Path | None) -> Non
     typer.echo(f"OTLP/gRPC on {grpc}, OTLP/HTTP on {http}, store {store}")
 
 
-def _summary(counts: Counts) -> str:
+def _summary(counts: Counts, removed: int) -> str:
     return (
         f"stored {plural(counts.messages, 'message')} with {plural(counts.spans, 'span')}; "
         f"rejected {counts.rejected}, not stored for want of disk {counts.unavailable}"
+        + (f"; removed {plural(removed, 'old segment')}" if removed else "")
     )
 
 

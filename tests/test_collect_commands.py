@@ -1,19 +1,26 @@
 """`pdtrace collect` and `pdtrace export` as processes."""
 
 import json
+import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
+from itertools import count
 from pathlib import Path
 
 import pytest
+from documents import message, numbers
+from recorder_threads import eventually
 
 from pdtrace.analysis.otlp import json_to_protobuf, span_count
+from pdtrace.analysis.segments import segment_paths
 from pdtrace.analysis.store import StoreWriter, read_spans
 
 DATA = Path(__file__).parent / "data"
@@ -34,9 +41,9 @@ def fill_store(store: Path, *files: Path) -> None:
 
 
 @contextmanager
-def collecting(store: Path, ready: Path) -> Iterator[subprocess.Popen[str]]:
+def collecting(store: Path, ready: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
     """A collector on free ports that is ready; killed if the test has not stopped it."""
-    options = ["--grpc-port", "0", "--http-port", "0", "--ready-file", str(ready)]
+    options = ["--grpc-port", "0", "--http-port", "0", "--ready-file", str(ready), *more]
     command = [*PDTRACE, "collect", str(store), *options]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -89,6 +96,68 @@ def test_killed_collector_keeps_what_it_acknowledged(tmp_path: Path) -> None:
             urllib.request.urlopen(request, timeout=30).close()
         process.kill()
     assert read_spans([tmp_path / "store"]) == read_spans([CASES[0]])
+
+
+LIVES = 50
+
+
+def test_a_collector_that_is_killed_again_and_again_keeps_what_it_acknowledged(
+    tmp_path: Path,
+) -> None:
+    """Fifty times, at random points while four senders send as fast as they can."""
+    store, acknowledged, number = tmp_path / "store", set[int](), count(1)
+    chance = random.Random(50)
+    for life in range(LIVES):
+        with collecting(store, tmp_path / f"ready-{life}", "--segment-mb", "0.01") as process:
+            url = json.loads((tmp_path / f"ready-{life}").read_text())["http"] + "/v1/traces"
+            senders = [
+                threading.Thread(target=send_until_refused, args=(url, number, acknowledged))
+                for _ in range(4)
+            ]
+            for sender in senders:
+                sender.start()
+            time.sleep(chance.uniform(0.0, 0.1))
+            process.kill()
+            for sender in senders:
+                sender.join()
+    kept = numbers(store)
+    assert acknowledged <= set(kept)
+    assert len(kept) == len(set(kept))
+    # What was written and not acknowledged any more: at most what was under way at each death.
+    assert len(kept) - len(acknowledged) <= 4 * LIVES
+    assert len(acknowledged) > LIVES
+
+
+def send_until_refused(url: str, number: Iterator[int], acknowledged: set[int]) -> None:
+    kind = {"Content-Type": "application/x-protobuf"}
+    while True:
+        mine = next(number)
+        try:
+            request = urllib.request.Request(url, message(mine), kind)
+            urllib.request.urlopen(request, timeout=30).close()
+        except (OSError, HTTPException):
+            return
+        acknowledged.add(mine)
+
+
+def test_the_store_is_kept_small(tmp_path: Path) -> None:
+    """With a limit the oldest segments go while the collector runs, and are counted."""
+    store = tmp_path / "store"
+    more = ("--segment-mb", "0.001", "--keep-gb", "0")
+    with collecting(store, tmp_path / "ready", *more) as process:
+        url = json.loads((tmp_path / "ready").read_text())["http"] + "/v1/traces"
+        for _ in range(3):
+            line = CASES[0].read_bytes().splitlines()[0]
+            request = urllib.request.Request(url, line, {"Content-Type": "application/json"})
+            urllib.request.urlopen(request, timeout=30).close()
+        eventually(lambda: not segment_paths(store))
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert out.splitlines()[-1] == (
+        "stored 3 messages with 24 spans; rejected 0, not stored for want of disk 0; "
+        "removed 3 old segments"
+    )
 
 
 def test_slow_sender_does_not_hold_the_collector(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from documents import document, json_lines, message, numbers
 
 from pdtrace.analysis.framing import framed
+from pdtrace.analysis.retention import Retention
 from pdtrace.analysis.segments import MARKER, segment_paths
 from pdtrace.analysis.store import StoreError, StoreWriter, read_spans
 
@@ -90,7 +91,7 @@ def test_cut_message_is_noted_and_the_rest_kept(tmp_path: Path) -> None:
 
 def test_segments_roll_at_their_size(tmp_path: Path) -> None:
     """A full segment is closed and the next begun; reopening begins another."""
-    with StoreWriter(tmp_path, segment_bytes=1) as writer:
+    with StoreWriter(tmp_path, Retention(segment_bytes=1)) as writer:
         for number in (1, 2):
             writer.append(message(number))
     with StoreWriter(tmp_path) as writer:
@@ -137,7 +138,7 @@ def test_store_in_the_way_of_a_file(tmp_path: Path) -> None:
 
 def test_threads_append_whole_messages(tmp_path: Path) -> None:
     """Concurrent appends do not mix."""
-    with StoreWriter(tmp_path, segment_bytes=2000) as writer:
+    with StoreWriter(tmp_path, Retention(segment_bytes=2000)) as writer:
 
         def append(first: int) -> None:
             for number in range(first, first + 25):
