@@ -30,6 +30,7 @@ from pdtrace.analysis.receive import (
     Unavailable,
     decompressed,
 )
+from pdtrace.analysis.security import Tls, Token
 from pdtrace.analysis.segments import StoreWriter
 
 _log = logging.getLogger("pdtrace")
@@ -43,6 +44,7 @@ _SERVICE: Final = "/opentelemetry.proto.collector.{0}.v1.{1}Service/Export"
 _TRACES: Final = _SERVICE.format("trace", "Trace")
 _OTHER_SIGNALS: Final = (_SERVICE.format("metrics", "Metrics"), _SERVICE.format("logs", "Logs"))
 _TRACES_ONLY: Final = "this collector keeps traces only"
+_NO_TOKEN: Final = "this collector wants the header 'authorization: Bearer …' with its token"
 _PROTOBUF: Final = "application/x-protobuf"
 _JSON: Final = "application/json"
 
@@ -55,7 +57,8 @@ class Collector:
     """Receives OTLP into a store, in threads of this process; port 0 takes a free one.
 
     Ready when `start` returns or the `with` block is entered. A `StoreWriter` given in place of
-    a path is closed by `stop`.
+    a path is closed by `stop`. With `tls` both ways are encrypted, with `token` senders must know
+    it; `/healthz` asks for none, it tells counts only.
     """
 
     def __init__(
@@ -64,8 +67,11 @@ class Collector:
         host: str = "127.0.0.1",
         grpc_port: int = GRPC_PORT,
         http_port: int = HTTP_PORT,
+        tls: Tls | None = None,
+        token: Token | None = None,
     ) -> None:
         self._store = store
+        self._tls, self._token = tls, token
         self._host = host
         self._ports = (grpc_port, http_port)
         self._grpc: _GrpcServer | None = None
@@ -75,14 +81,18 @@ class Collector:
         self._refused = ""
 
     def start(self) -> Self:
-        """Open the store and listen. Raises `StoreError` or `ListenError`, with nothing left."""
+        """Open the store and listen. Raises `StoreError`, `ListenError` or `SecurityError`, with
+        nothing left."""
         store = self._store
         self._writer = store if isinstance(store, StoreWriter) else StoreWriter(store)
         self._receiver = Receiver(self._writer)
         try:
+            if self._tls is not None:
+                self._tls.check()
             grpc_port, http_port = self._ports
-            self._http = _HttpServer(self._receiver, self._host, http_port)
-            self._grpc = _GrpcServer(self._receiver, self._host, grpc_port)
+            guarded = (self._receiver, self._tls, self._token)
+            self._http = _HttpServer(*guarded, self._host, http_port)
+            self._grpc = _GrpcServer(*guarded, self._host, grpc_port)
         except BaseException:
             self.stop()
             raise
@@ -122,9 +132,10 @@ class Collector:
 
     @property
     def http_address(self) -> str:
-        """`http://host:port` of OTLP/HTTP, without `/v1/traces`."""
+        """`http://host:port` of OTLP/HTTP (`https` with TLS), without `/v1/traces`."""
         assert self._http is not None, "the collector has not been started"
-        return f"http://{_authority(self._host, self._http.port)}"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://{_authority(self._host, self._http.port)}"
 
     @property
     def counts(self) -> Counts:
@@ -159,17 +170,19 @@ def _listen(host: str, port: int) -> socket.socket:
 class _GrpcServer:
     """OTLP/gRPC; handlers see the raw bytes, so that these are what is stored."""
 
-    def __init__(self, receiver: Receiver, host: str, port: int) -> None:
+    def __init__(
+        self, receiver: Receiver, tls: Tls | None, token: Token | None, host: str, port: int
+    ) -> None:
         self._threads = ThreadPoolExecutor(_GRPC_THREADS, thread_name_prefix="pdtrace-grpc")
         self._server = grpc.server(
             self._threads,
-            handlers=[_Handlers(receiver)],
+            handlers=[_Handlers(receiver, token)],
             options=(
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.so_reuseport", 0),
             ),
         )
-        self.port = self._bind(host, port)
+        self.port = self._bind(host, port, tls)
         self._server.start()
 
     def begin_stop(self) -> None:
@@ -179,24 +192,32 @@ class _GrpcServer:
         self._stopped.wait()
         self._threads.shutdown()
 
-    def _bind(self, host: str, port: int) -> int:
+    def _bind(self, host: str, port: int, tls: Tls | None) -> int:
         if port:  # a socket of our own says why it cannot bind; gRPC only that it cannot
             _listen(host, port).close()
+        where = _authority(host, port)
         try:
-            return self._server.add_insecure_port(_authority(host, port))
+            if tls is not None:
+                return self._server.add_secure_port(where, tls.of_grpc())
+            return self._server.add_insecure_port(where)
         except RuntimeError as error:
-            where = _authority(host, port)
             raise ListenError(f"cannot listen on {where}: gRPC refused it") from error
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in stubs only
     """Trace export; the other signals are declined in words."""
 
-    def __init__(self, receiver: Receiver) -> None:
-        self._receiver = receiver
+    def __init__(self, receiver: Receiver, token: Token | None) -> None:
+        self._receiver, self._token = receiver, token
 
     def service(self, handler_call_details: Any) -> Any:
         method = handler_call_details.method
+        if self._token is not None:
+            said = handler_call_details.invocation_metadata
+            headers = {key: value for key, value in said if isinstance(value, str)}
+            if not self._token.allows(headers):
+                self._receiver.count_rejected()
+                return grpc.unary_unary_rpc_method_handler(_refuse)
         if method == _TRACES:
             return grpc.unary_unary_rpc_method_handler(self._export)
         if method in _OTHER_SIGNALS:
@@ -211,6 +232,11 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
         except Unavailable as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         return b""  # an ExportTraceServiceResponse without fields
+
+
+def _refuse(_message: bytes, context: grpc.ServicerContext) -> NoReturn:
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, _NO_TOKEN)
+    raise AssertionError("abort has raised")
 
 
 def _decline(_message: bytes, context: grpc.ServicerContext) -> NoReturn:
@@ -233,17 +259,20 @@ class _Uvicorn(uvicorn.Server):
 class _HttpServer:
     """OTLP/HTTP in a thread with an event loop of its own."""
 
-    def __init__(self, receiver: Receiver, host: str, port: int) -> None:
+    def __init__(
+        self, receiver: Receiver, tls: Tls | None, token: Token | None, host: str, port: int
+    ) -> None:
         self._socket = _listen(host, port)
         self.port = int(self._socket.getsockname()[1])
         config = uvicorn.Config(
-            _http_app(receiver),
+            _http_app(receiver, token),
             lifespan="off",
             ws="none",
             log_config=None,
             log_level=logging.WARNING,
             access_log=False,
             timeout_graceful_shutdown=int(STOP_SECONDS),
+            **({} if tls is None else tls.of_uvicorn()),
         )
         self._server = _Uvicorn(config)
         self._thread = threading.Thread(target=self._run, name="pdtrace-http", daemon=True)
@@ -262,8 +291,13 @@ class _HttpServer:
             self._server.settled.set()
 
 
-def _http_app(receiver: Receiver) -> Starlette:
+def _http_app(receiver: Receiver, token: Token | None) -> Starlette:
     async def traces(request: Request) -> Response:
+        if token is not None and not token.allows(request.headers):
+            receiver.count_rejected()
+            answer = _answer(request, 401, grpc.StatusCode.UNAUTHENTICATED, _NO_TOKEN)
+            answer.headers["www-authenticate"] = "Bearer"
+            return answer
         return await _export_http(receiver, request)
 
     async def healthz(_request: Request) -> Response:

@@ -1,10 +1,11 @@
 """`pdtrace collect`: receive OTLP and keep it in a store until told to stop."""
 
+import ipaddress
 import json
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, NoReturn
 
 import typer
 
@@ -13,6 +14,7 @@ from pdtrace.analysis.collect import GRPC_PORT, HTTP_PORT, Collector, ListenErro
 from pdtrace.analysis.counted import plural
 from pdtrace.analysis.receive import Counts
 from pdtrace.analysis.retention import Retention
+from pdtrace.analysis.security import SecurityError, Tls, Token
 from pdtrace.analysis.segments import KEEP_ALL, StoreError, StoreWriter
 
 _MB: Final = 1 << 20
@@ -41,6 +43,16 @@ def collect(
     keep_hours: Annotated[
         float | None, typer.Option(min=0.0, help="Remove segments whose newest span is older.")
     ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="Listen with TLS: this certificate (PEM, with its chain).")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="Senders need a certificate that one of these signed (PEM).")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Senders need this file's token, as a bearer token.")
+    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Write the addresses here as JSON when ready.")
     ] = None,
@@ -49,6 +61,8 @@ def collect(
 
     Without --keep-gb and --keep-hours nothing is ever removed.
     """
+    if (tls_cert is None) != (tls_key is None) or (tls_client_ca and not tls_cert):
+        _fail("TLS needs both --tls-cert and --tls-key")
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
@@ -58,13 +72,17 @@ def collect(
         keep_bytes=None if keep_gb is None else round(keep_gb * _GB),
         keep_s=None if keep_hours is None else keep_hours * 3600,
     )
+    tls = Tls(tls_cert, tls_key, tls_client_ca) if tls_cert and tls_key else None
     try:
+        token = None if token_file is None else Token.of_file(token_file)
         writer = StoreWriter(store, retention)
-        with Collector(writer, host, grpc_port, http_port) as collector:
+        with Collector(writer, host, grpc_port, http_port, tls, token) as collector:
             _announce(collector, store, ready_file)
+            if not (_is_loopback(host) or tls_client_ca or token):
+                _warn(f"whoever reaches {host} can write to {store}: give --token-file")
             while not stopping.wait(_TIDY_S):
                 collector.tidy()
-    except (ListenError, StoreError) as error:
+    except (ListenError, SecurityError, StoreError) as error:
         _fail(str(error))
     except OSError as error:
         _fail(f"{error.filename or store}: {error.strerror or error}")
@@ -87,6 +105,17 @@ def _summary(counts: Counts, removed: int) -> str:
     )
 
 
-def _fail(sentence: str) -> None:
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _warn(sentence: str) -> None:
     typer.echo(f"pdtrace collect: {sentence}", err=True)
+
+
+def _fail(sentence: str) -> NoReturn:
+    _warn(sentence)
     raise typer.Exit(1)

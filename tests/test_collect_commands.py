@@ -192,6 +192,34 @@ def test_collect_says_why_it_cannot_start(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1 and "not a pdtrace store" in done.stderr
 
 
+def test_collect_says_what_is_wrong_with_its_guards(tmp_path: Path) -> None:
+    """Half of a pair, and a file that is no token: one sentence, and no store is made."""
+    ports = ("--grpc-port", "0", "--http-port", "0")
+    done = pdtrace("collect", tmp_path / "s", *ports, "--tls-cert", tmp_path / "c")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "pdtrace collect: TLS needs both --tls-cert and --tls-key\n",
+    )
+    done = pdtrace("collect", tmp_path / "s", *ports, "--token-file", tmp_path / "t")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"pdtrace collect: cannot read the token {tmp_path / 't'}: No such file or directory\n",
+    )
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_listening_to_everybody_is_said(tmp_path: Path, guarded: bool) -> None:
+    """An address that others reach, without anything that is asked of them."""
+    (tmp_path / "token").write_text("secret")
+    more = ["--token-file", str(tmp_path / "token")] if guarded else []
+    with collecting(tmp_path / "s", tmp_path / "ready", "--host", "0.0.0.0", *more) as process:
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    said = f"pdtrace collect: whoever reaches 0.0.0.0 can write to {tmp_path / 's'}: "
+    assert err == ("" if guarded else f"{said}give --token-file\n")
+
+
 def test_export_round_trip(tmp_path: Path) -> None:
     """Store to JSON lines: one line per message, the same records, and stable when repeated."""
     fill_store(tmp_path / "store", *CASES)
