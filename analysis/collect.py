@@ -23,9 +23,12 @@ from starlette.routing import Route
 from pdtrace.analysis.otlp import status_message
 from pdtrace.analysis.receive import (
     MAX_MESSAGE_BYTES,
+    RETRY_S,
+    Busy,
     Counts,
     Invalid,
     Receiver,
+    Room,
     TooLarge,
     Unavailable,
     decompressed,
@@ -40,6 +43,8 @@ STOP_SECONDS: Final = 1.0
 """Requests under way get this long when the collector stops."""
 
 _GRPC_THREADS: Final = 4
+_GRPC_CALLS: Final = 64
+"""At a time; gRPC itself refuses more (RESOURCE_EXHAUSTED), and so bounds what it holds for us."""
 _SERVICE: Final = "/opentelemetry.proto.collector.{0}.v1.{1}Service/Export"
 _TRACES: Final = _SERVICE.format("trace", "Trace")
 _OTHER_SIGNALS: Final = (_SERVICE.format("metrics", "Metrics"), _SERVICE.format("logs", "Logs"))
@@ -177,6 +182,7 @@ class _GrpcServer:
         self._server = grpc.server(
             self._threads,
             handlers=[_Handlers(receiver, token)],
+            maximum_concurrent_rpcs=_GRPC_CALLS,
             options=(
                 ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
                 ("grpc.so_reuseport", 0),
@@ -226,9 +232,13 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
 
     def _export(self, message: bytes, context: grpc.ServicerContext) -> bytes:
         try:
-            self._receiver.accept(message)
+            with Room(self._receiver) as room:
+                room.take(len(message))
+                self._receiver.accept(message)
         except Invalid as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Busy as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except Unavailable as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         return b""  # an ExportTraceServiceResponse without fields
@@ -324,36 +334,46 @@ async def _export_http(receiver: Receiver, request: Request) -> Response:
         text = f"content type {kind!r} is neither {_PROTOBUF} nor {_JSON}"
         return _answer(request, 415, grpc.StatusCode.INVALID_ARGUMENT, text)
     try:
-        body = await _limited_body(receiver, request)
-        await run_in_threadpool(_accept_body, receiver, request, body)
+        with Room(receiver) as room:
+            body = await _limited_body(receiver, request, room)
+            await run_in_threadpool(_accept_body, receiver, request, body, room)
     except TooLarge as error:
         return _answer(request, 413, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
     except (Invalid, ClientDisconnect) as error:
         return _answer(request, 400, grpc.StatusCode.INVALID_ARGUMENT, str(error))
     except Unavailable as error:
-        return _answer(request, 503, grpc.StatusCode.UNAVAILABLE, str(error))
+        return _later(request, str(error))
     except asyncio.CancelledError:  # the grace of `stop` is over: the sender should retry
-        return _answer(request, 503, grpc.StatusCode.UNAVAILABLE, "the collector is stopping")
+        return _later(request, "the collector is stopping")
     # An ExportTraceServiceResponse without fields.
     return Response(b"{}" if kind == _JSON else b"", media_type=kind)
 
 
-def _accept_body(receiver: Receiver, request: Request, body: bytes) -> None:
+def _later(request: Request, text: str) -> Response:
+    answer = _answer(request, 503, grpc.StatusCode.UNAVAILABLE, text)
+    answer.headers["retry-after"] = str(RETRY_S)
+    return answer
+
+
+def _accept_body(receiver: Receiver, request: Request, body: bytes, room: Room) -> None:
     encoding = request.headers.get("content-encoding", "").strip().lower()
     try:
         message = decompressed(body, encoding)
     except Invalid:
         receiver.count_rejected()
         raise
+    if encoding:
+        room.take(len(message))
     if _content_type(request) == _JSON:
         receiver.accept_json(message)
     else:
         receiver.accept(message)
 
 
-async def _limited_body(receiver: Receiver, request: Request) -> bytes:
+async def _limited_body(receiver: Receiver, request: Request, room: Room) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
+        room.take(len(chunk))
         body += chunk
         if len(body) > MAX_MESSAGE_BYTES:
             receiver.count_rejected()

@@ -3,7 +3,7 @@
 import threading
 import zlib
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Self
 
 import orjson
 
@@ -12,6 +12,11 @@ from pdtrace.analysis.segments import StoreError, StoreWriter
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 """Of one message, decompressed. A full batch of the SDK is about 1 MB."""
+
+MAX_UNDER_WAY_BYTES: Final = 256 * 1024 * 1024
+"""Of all messages that are being received or stored. What comes beyond is refused for now."""
+RETRY_S: Final = 1
+"""After which a sender may try again."""
 
 _ZLIB_OR_GZIP: Final = zlib.MAX_WBITS | 32
 
@@ -28,23 +33,30 @@ class Unavailable(Exception):
     """The store refused the message; the sender should retry."""
 
 
+class Busy(Unavailable):
+    """There is too much under way already; the sender should retry."""
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Since the start: stored messages and spans, messages refused, messages not stored."""
+    """Since the start: stored messages and spans, messages refused for good, messages refused for
+    now: for want of disk, and of room for more at a time."""
 
     messages: int = 0
     spans: int = 0
     rejected: int = 0
     unavailable: int = 0
+    busy: int = 0
 
 
 class Receiver:
     """Stores checked messages; safe to use from many threads."""
 
-    def __init__(self, writer: StoreWriter) -> None:
+    def __init__(self, writer: StoreWriter, room_bytes: int = MAX_UNDER_WAY_BYTES) -> None:
         self._writer = writer
         self._mutex = threading.Lock()
         self._counts = Counts()
+        self._room_bytes = room_bytes
 
     @property
     def counts(self) -> Counts:
@@ -78,6 +90,20 @@ class Receiver:
         """One more message refused, here or before it could be read."""
         self._count(rejected=1)
 
+    def hold(self, size: int) -> None:
+        """So many bytes more are under way. Raises `Busy` where there is no room for them."""
+        with self._mutex:
+            if size <= self._room_bytes:
+                self._room_bytes -= size
+                return
+        self._count(busy=1)
+        raise Busy("too much is being received: try again")
+
+    def give_back(self, size: int) -> None:
+        """So many bytes are no longer held."""
+        with self._mutex:
+            self._room_bytes += size
+
     def _store(self, message: bytes) -> None:
         try:
             self._writer.append(message)
@@ -85,18 +111,30 @@ class Receiver:
             self._count(unavailable=1)
             raise Unavailable(f"the store cannot be written: {error}") from error
 
-    def _count(
-        self, messages: int = 0, spans: int = 0, rejected: int = 0, unavailable: int = 0
-    ) -> None:
+    def _count(self, **more: int) -> None:
         with self._mutex:
             now = self._counts
-            self._counts = replace(
-                now,
-                messages=now.messages + messages,
-                spans=now.spans + spans,
-                rejected=now.rejected + rejected,
-                unavailable=now.unavailable + unavailable,
-            )
+            self._counts = replace(now, **{n: getattr(now, n) + by for n, by in more.items()})
+
+
+class Room:
+    """The bytes of one message while it is received and stored; given back at the end of the
+    `with` block."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        self._held = 0
+
+    def take(self, size: int) -> None:
+        """So many bytes more. Raises `Busy`."""
+        self._receiver.hold(size)
+        self._held += size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._receiver.give_back(self._held)
 
 
 def decompressed(body: bytes, encoding: str, limit: int = MAX_MESSAGE_BYTES) -> bytes:

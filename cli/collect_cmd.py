@@ -101,6 +101,7 @@ def _summary(counts: Counts, removed: int) -> str:
     return (
         f"stored {plural(counts.messages, 'message')} with {plural(counts.spans, 'span')}; "
         f"rejected {counts.rejected}, not stored for want of disk {counts.unavailable}"
+        + (f", of room {counts.busy}" if counts.busy else "")
         + (f"; removed {plural(removed, 'old segment')}" if removed else "")
     )
 

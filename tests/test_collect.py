@@ -26,7 +26,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
 from pdtrace.analysis.collect import Collector, ListenError
 from pdtrace.analysis.framing import framed
 from pdtrace.analysis.otlp import json_to_protobuf
-from pdtrace.analysis.receive import MAX_MESSAGE_BYTES, Counts, Invalid, TooLarge, decompressed
+from pdtrace.analysis.receive import (
+    MAX_MESSAGE_BYTES,
+    MAX_UNDER_WAY_BYTES,
+    Counts,
+    Invalid,
+    Room,
+    TooLarge,
+    decompressed,
+)
 from pdtrace.analysis.segments import segment_paths
 from pdtrace.analysis.store import StoreError, StoreWriter, read_spans
 
@@ -242,6 +250,30 @@ def test_oversize_is_refused(collector: Collector, store: Path) -> None:
     assert stored(store) == b""
 
 
+def test_what_comes_beyond_the_room_is_refused_for_now(
+    collector: Collector, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While much is under way: 503 with Retry-After and RESOURCE_EXHAUSTED; then all is well."""
+    receiver = collector._receiver
+    assert receiver is not None
+    small, large = message(1), message(1) * 5
+    with Room(receiver) as room:
+        room.take(MAX_UNDER_WAY_BYTES - len(small))
+        call(collector, small)
+        assert refused(collector, large).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        request = urllib.request.Request(collector.http_address + "/v1/traces", large, PROTOBUF)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=30)
+        with caught.value as answer:
+            assert (answer.code, answer.headers["retry-after"]) == (503, "1")
+        packed = gzip.compress(large)
+        assert len(packed) <= len(small) + 60
+        assert post(collector, packed, PROTOBUF | {"Content-Encoding": "gzip"})[0] == 503
+    call(collector, large)
+    assert stored(store) == framed(small) + framed(large)
+    assert collector.counts == Counts(messages=2, spans=6, busy=3)
+
+
 def test_decompression_stops_at_the_limit() -> None:
     """However much a body would become, no more than the limit is made of it."""
     assert decompressed(gzip.compress(b"x" * 9), "gzip", limit=9) == b"x" * 9
@@ -285,6 +317,7 @@ def test_healthz_tells_the_counts(collector: Collector) -> None:
         "spans": 1,
         "rejected": 0,
         "unavailable": 0,
+        "busy": 0,
     }
 
 

@@ -43,6 +43,7 @@ ONLY_IN: dict[str, dict[str, tuple[str, ...]]] = {
     "analysis": {
         "otlp": ("opentelemetry.proto", "google.protobuf"),
         "collect": ("grpc", "starlette", "uvicorn"),
+        "security": ("grpc",),
         "perfetto": ("perfetto.protos",),
         "live": ("httpx",),
         "workers": ("distributed",),
