@@ -104,7 +104,7 @@ def triage(
     """
     sets = divide(window, objective, baseline, source)
     rows, lifted, mix_share = None, None, None
-    if not sets.slow.any() and not sets.limit_is_share:
+    if len(sets.slow) and not sets.slow.any() and not sets.limit_is_share:
         verdict = Verdict(NOTHING_SLOW)
     elif not sets.enough:
         verdict = Verdict(TOO_FEW)
@@ -216,7 +216,7 @@ def _when(phase: str, traffic: Traffic, window: Traffic) -> When:
     """Since when the phase is longer, over all comparable requests with the value."""
     bins = medians(_arrivals(traffic), traffic.exposed[phase].to_numpy(np.int64))
     change = shift(bins)
-    if change is None or change.p > P_LIMIT:
+    if change is None or change.p > P_LIMIT or change.after_ns <= change.before_ns:
         return When(bins, None, None)
     happened = events(window.spans)
     place = nearest(happened, change.at_ns)

@@ -262,7 +262,7 @@ _RULES: Final[dict[str, tuple[_Rule, ...]]] = {
     phases.REGISTRATION: (_sequential, _registration_late),
     phases.HANDSHAKE: (_handshake_again,),
     phases.SUBMIT: (_descriptors,),
-    phases.TRANSFER: (_slow_transport, _more_bytes, _one_rank),
+    phases.TRANSFER: (_one_rank, _slow_transport, _more_bytes),
     phases.LANDED_TO_SEEN: (_step_bound,),
     phases.REQUEUE: (_step_bound,),
     phases.ADMISSION: (_step_bound,),

@@ -9,7 +9,9 @@ from pdtrace.analysis.triage_attributes import (
     BY_NAME,
     D_ENGINE,
     D_HOST,
+    HANDSHAKE,
     KIND,
+    LATE,
     P_ENGINE,
     P_HOST,
     PAIR,
@@ -33,6 +35,8 @@ D_SIDE: Final = frozenset(
         phases.FIRST_DECODE,
     )
 )
+_OWN: Final = {phases.HANDSHAKE: HANDSHAKE, phases.REGISTRATION: LATE}
+"""The sign that a phase itself is."""
 _ON_P: Final = (P_ENGINE, P_HOST)
 _ON_D: Final = (D_ENGINE, D_HOST)
 
@@ -103,7 +107,10 @@ def _preference(attribute: str, phase: str) -> tuple[int, int]:
     """Places before others, and among places those on the side of the phase."""
     order = list(BY_NAME).index(attribute)
     if BY_NAME[attribute].sort != PLACE:
-        return (3 if BY_NAME[attribute].sort == KIND else 4, order)
+        return (
+            3 if BY_NAME[attribute].sort == KIND else 4,
+            -1 if _OWN.get(phase) == attribute else order,
+        )
     if phase in P_SIDE:
         return (0 if attribute in _ON_P else 1, order)
     if phase in D_SIDE:

@@ -18,6 +18,9 @@ BETWEEN_HOSTS: Final = (
     phases.EGRESS,
 )
 """Phases whose two ends can lie on two clocks; the rest lie on one."""
+BEHIND_P: Final = (phases.ADMISSION, phases.DECODE_CAPACITY)
+"""D's own, but where it had the request while P still computed only what comes after P's end is
+exposed: that begins on another clock."""
 
 
 class Resolution(NamedTuple):
@@ -34,8 +37,11 @@ class Resolution(NamedTuple):
 def resolution(phase: str, ledger: pd.DataFrame, slow: Traffic, reference: Traffic) -> Resolution:
     """Can this phase's d be told from the error of the clocks? Half-widths: the larger mean."""
     d = ledger["d_ns"]
-    pull = bool((slow.requests["mode"] == semconv.MODE_PULL).all())
+    rows = slow.requests
+    pull = bool((rows["mode"] == semconv.MODE_PULL).all())
     between = [name for name in BETWEEN_HOSTS if not (pull and name == phases.REGISTRATION)]
+    if bool((rows["dispatch"] == semconv.DISPATCH_CONCURRENT).any()):
+        between += BEHIND_P
     together = float(d[between].sum())
     if phase not in between:
         return Resolution(True, 0, together)

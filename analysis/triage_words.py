@@ -14,7 +14,7 @@ from pdtrace.analysis.triage import (
     Triage,
     Verdict,
 )
-from pdtrace.analysis.triage_attributes import BY_NAME, PLACE
+from pdtrace.analysis.triage_attributes import BY_NAME, PLACE, attributes
 from pdtrace.analysis.triage_choice import Chosen
 from pdtrace.analysis.triage_sets import LEAST_REFERENCE, LEAST_SLOW, MIDDLE
 from pdtrace.analysis.triage_traffic import COLD
@@ -83,9 +83,9 @@ def _no_single(found: Triage) -> str:
 
 def _places(found: Triage) -> bool:
     """Whether requests ran in different places, so that one could be named."""
-    assert found.lift is not None
-    sorts = found.lift["attribute"].map(lambda name: BY_NAME[name].sort)
-    return bool((sorts == PLACE).any())
+    said = attributes(found.sets.ranked)
+    places = [name for name in said.columns if BY_NAME[name].sort == PLACE]
+    return bool((said[places].nunique() > 1).any())
 
 
 def _workload(found: Triage) -> str:

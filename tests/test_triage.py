@@ -1,6 +1,7 @@
 """The verdict: every planted fault is named first, and a healthy run is not blamed on anything."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from pdtrace.analysis.triage import (
     triage,
 )
 from pdtrace.analysis.triage_sets import BASELINE, Objective
-from pdtrace.analysis.triage_traffic import Traffic
+from pdtrace.analysis.triage_traffic import INCOMPLETE, Traffic
 from pdtrace.analysis.triage_words import verdict_sentences
 
 SLO = Objective(slo_ns=160 * MS)
@@ -255,3 +256,34 @@ def test_the_same_input_gives_the_same_verdict_in_any_order() -> None:
     mixed = Traffic(rows, exposed, hidden, drag, traffic.spans)
     assert triage(mixed, SLO).verdict.chosen == triage(traffic, SLO).verdict.chosen
     assert triage(traffic, SLO).verdict.share_low == triage(traffic, SLO).verdict.share_low
+
+
+def test_d_s_own_waits_behind_p_are_measured_on_two_clocks() -> None:
+    """With both legs sent together they are exposed only from P's end on."""
+    traffic = healthy(2000, 41)
+    traffic = longer(traffic, "decode_capacity", on(traffic, decode_engine="d-1"), 150)
+    index = traffic.requests.index
+    width = pd.Series(10**12, index=index, dtype="Int64")
+    for dispatch, kind in (("concurrent", UNRESOLVED), ("sequential", FACTOR)):
+        said = pd.Series(dispatch, index=index, dtype="str")
+        found = triage(with_columns(traffic, clock_halfwidth_ns=width, dispatch=said), SLO)
+        assert (found.verdict.kind, found.verdict.phase) == (kind, "decode_capacity")
+
+
+def test_without_anything_to_compare_nothing_is_said_to_be_well() -> None:
+    """All are slow, and of none is the evidence whole."""
+    traffic = healthy(300, 42)
+    traffic = replace(traffic, requests=traffic.requests.assign(standing=INCOMPLETE))
+    assert triage(traffic, Objective(slo_ns=1)).verdict.kind == TOO_FEW
+
+
+def test_a_phase_that_became_shorter_has_no_since() -> None:
+    """The fault was there from the beginning, and went."""
+    traffic = healthy(4000, 43)
+    rows = traffic.requests
+    early = rows["t0_ns"].rank() < 2000
+    where = on(traffic, decode_engine="d-1")
+    healed = triage(longer(traffic, "first_decode", where & early, 150), SLO)
+    broken = triage(longer(traffic, "first_decode", where & ~early, 150), SLO)
+    assert healed.verdict.when is not None and healed.verdict.when.shift is None
+    assert broken.verdict.when is not None and broken.verdict.when.shift is not None
