@@ -9,7 +9,7 @@ they are. A file is complete or not there at all.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -104,7 +104,7 @@ def _opened(path: Source) -> Iterator[pq.ParquetFile]:
     """The file, if it is a spans table; raises `ParquetError` whatever is wrong with it."""
     with ExitStack() as stack:
         # Arrow reads a file of this machine by itself, which is faster.
-        source = path if isinstance(path, Path) else stack.enter_context(opened(path))
+        source = path if _is_text(path) else stack.enter_context(opened(path))
         try:
             end = pq.read_metadata(source)
             if (end.metadata or {}).get(_KEY) != _VERSION:
@@ -115,6 +115,14 @@ def _opened(path: Source) -> Iterator[pq.ParquetFile]:
             yield stack.enter_context(file)
         except pa.ArrowInvalid as error:
             raise ParquetError(f"is broken Parquet: {str(error).splitlines()[0]}") from error
+
+
+def _is_text(path: Source) -> TypeGuard[Path]:
+    """Whether it is a path of this machine that Arrow can take: it wants text, the system bytes."""
+    try:
+        return isinstance(path, Path) and bool(str(path).encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def is_spans_table(path: Source) -> bool:

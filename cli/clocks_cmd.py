@@ -5,7 +5,6 @@ from typing import Annotated
 
 import orjson
 import typer
-from rich.markup import escape
 
 from pdtrace.analysis import clock_report
 from pdtrace.analysis.analyse import analyse
@@ -15,7 +14,7 @@ from pdtrace.analysis.sources import Limits, SourceError
 from pdtrace.analysis.workers import every_core
 from pdtrace.cli.options import Sources, reading
 from pdtrace.cli.output import failure, finish, standard_output
-from pdtrace.cli.tables import drawn, standard_console
+from pdtrace.cli.tables import drawn, printed, standard_console
 
 app = typer.Typer(add_completion=False)
 
@@ -47,7 +46,8 @@ def clocks(
     if as_json:
         _print_json(pairs, names)
     else:
-        _print_tables(found.clocks, pairs, names)
+        with standard_output():
+            _print_tables(found.clocks, pairs, names)
     finish(found.notes, found.partial)
 
 
@@ -62,7 +62,7 @@ def _print_tables(clocks: Clocks | None, pairs: list[PairOfClocks], names: dict[
     console = standard_console()
     alone = clock_report.alone(clocks, names)
     for sentence in [*alone, *clock_report.sentences(pairs, names)]:
-        console.print(escape(sentence))
+        console.print(printed(sentence))
     if clocks is None:
         return
     tables = [clock_report.clock_table(clocks, names)]
@@ -76,5 +76,5 @@ def _print_tables(clocks: Clocks | None, pairs: list[PairOfClocks], names: dict[
     tables.append(clock_report.contradiction_table(pairs))
     for table in tables:
         if table.rows:
-            console.print(f"\n[bold]{escape(table.title)}[/bold]")
+            console.print(f"\n[bold]{printed(table.title)}[/bold]")
             console.print(drawn(table))

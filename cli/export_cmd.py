@@ -34,7 +34,7 @@ def export(
     was cut.
     """
     if (otlp_json is None) == (parquet is None):
-        raise failure("export", "say what to write: either --otlp-json FILE or --parquet DIR")
+        raise failure("export", "say what to write: either --otlp-json FILE or --parquet DIR", 2)
     notes: list[str] = []
     partial = False
     try:

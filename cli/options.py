@@ -3,7 +3,7 @@
 import functools
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,3 +97,8 @@ def reading(command: Callable[..., None]) -> Callable[..., None]:
     )
     shown.__annotations__ = {one.name: one.annotation for one in every}
     return called
+
+
+def sayable(texts: Sequence[str] | None) -> tuple[str, ...]:
+    """Arguments as text: bytes that are none are in no name, so anything may stand for them."""
+    return tuple(text.encode("utf-8", "replace").decode() for text in texts or ())

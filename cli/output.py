@@ -9,12 +9,13 @@ from pathlib import Path
 import typer
 
 from pdtrace.analysis.atomic import atomic_file
+from pdtrace.analysis.show_text import plain
 
 
-def failure(command: str, sentence: str) -> typer.Exit:
-    """Say why the command cannot go on; raise what comes back."""
+def failure(command: str, sentence: str, status: int = 1) -> typer.Exit:
+    """Say why the command cannot go on; raise what comes back. Status 2: the call is wrong."""
     typer.echo(f"pdtrace {command}: {sentence}", err=True)
-    return typer.Exit(1)
+    return typer.Exit(status)
 
 
 def write(command: str, path: Path, content: bytes) -> None:
@@ -28,18 +29,29 @@ def write(command: str, path: Path, content: bytes) -> None:
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Flushed at the end; a reader that has enough ends the command with status 1."""
+    """Flushed at the end; a reader that has enough ends the command with status 1, and so does a
+    disk that has, with a sentence."""
     try:
         yield
         sys.stdout.flush()
     except BrokenPipeError:  # Python would complain once more at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         raise typer.Exit(1) from None
+    except OSError as error:
+        _write_no_more()
+        why = error.strerror or error
+        typer.echo(f"pdtrace: cannot write to standard output: {why}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _write_no_more() -> None:
+    """What is still buffered goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def finish(notes: Sequence[str], partial: bool) -> None:
     """The notes, and status 3 where a source said that its answer was cut."""
     for note in notes:
-        typer.echo(f"note: {note}", err=True)
+        typer.echo(f"note: {plain(note)}", err=True)
     if partial:
         raise typer.Exit(3)

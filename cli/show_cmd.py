@@ -22,7 +22,7 @@ from pdtrace.analysis.show_text import SOFT, Line, lines, plain
 from pdtrace.analysis.sought import load_sought
 from pdtrace.analysis.sources import Limits, SourceError
 from pdtrace.analysis.workers import every_core
-from pdtrace.cli.options import Sources, reading
+from pdtrace.cli.options import Sources, reading, sayable
 from pdtrace.cli.output import failure, finish, standard_output, write
 from pdtrace.tracing.ids import base_request_id
 
@@ -60,12 +60,13 @@ def show_command(
     Exit status: 0 all well, 1 nothing could be read or no single request goes by that name, 3 the
     source said that its answer was cut.
     """
+    (request,) = sayable([request])
     names = Names(request, (base_request_id(request),))
     loaded = _load(sources, names, limits)
     label = _label(loaded.handoffs, names)
     shown = show(loaded.handoffs, label)
     if html is not None:
-        write(_NAME, html, page(shown, sources, loaded.notes).encode())
+        write(_NAME, html, page(shown, sources, loaded.notes).encode("utf-8", "replace"))
     if perfetto is not None:
         write(_NAME, perfetto, _trace(loaded, label, shown))
     if as_json_:

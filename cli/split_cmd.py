@@ -10,7 +10,6 @@ from typing import Annotated, Final
 import pandas as pd
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from pdtrace.analysis import report
 from pdtrace.analysis.analyse import Analysed, analyse
@@ -25,9 +24,9 @@ from pdtrace.analysis.summary import summarise
 from pdtrace.analysis.workers import WorkersError
 from pdtrace.analysis.workers import dask as on_dask
 from pdtrace.analysis.workers import processes as on_processes
-from pdtrace.cli.options import Sources, reading
+from pdtrace.cli.options import Sources, reading, sayable
 from pdtrace.cli.output import failure, finish, standard_output, write
-from pdtrace.cli.tables import drawn, standard_console
+from pdtrace.cli.tables import drawn, printed, standard_console
 from pdtrace.cli.time_range import HELP, TimeRange, TimeRangeError
 
 app = typer.Typer(add_completion=False)
@@ -83,20 +82,21 @@ def split_command(
     """
     found = _analyse(sources, limits, processes or os.cpu_count() or 1, dask)
     chosen = Selection(
-        models=tuple(model or ()),
-        modes=tuple(mode or ()),
-        engines=tuple(engine or ()),
-        request_ids=tuple(request_id or ()),
+        models=sayable(model),
+        modes=sayable(mode),
+        engines=sayable(engine),
+        request_ids=sayable(request_id),
     )
     done = _select(found.split, chosen, window)
     if html is not None:
         pieces = found.timelines(done, shown(done))
-        write(_NAME, html, page(done, pieces, sources, found.notes).encode())
+        write(_NAME, html, page(done, pieces, sources, found.notes).encode("utf-8", "replace"))
     _write_rows(done, csv, parquet)
     if as_json:
         _print_json(done)
     else:
-        print_tables(done, standard_console())
+        with standard_output():
+            print_tables(done, standard_console())
     finish(found.notes, found.partial)
 
 
@@ -131,23 +131,23 @@ def print_tables(done: Split, console: Console) -> None:
     """Counts, quantiles, means and flags of a split on the terminal."""
     summary = summarise(done)
     for sentence in [*report.count_sentences(summary), *limited(done)]:
-        console.print(escape(sentence))
+        console.print(printed(sentence))
     tables = [report.quantile_table(summary), report.phase_table(summary)]
     tables += [report.kind_table(summary), report.known_table(summary)]
     tables += [report.outcome_table(summary), report.rank_table(done), report.flagged_table(done)]
     for table in tables:
         if table.rows:
-            console.print(f"\n[bold]{escape(table.title)}[/bold]")
+            console.print(f"\n[bold]{printed(table.title)}[/bold]")
             console.print(drawn(table))
 
 
 def _select(done: Split, chosen: Selection, window: str | None) -> Split:
-    newest = done.requests["t0_ns"].max()
-    if window is not None and not pd.isna(newest):
+    if window is not None:
+        newest = done.requests["t0_ns"].max()
         try:
-            since, until = TimeRange.parse(window).at(int(newest))
+            since, until = TimeRange.parse(window).at(0 if pd.isna(newest) else int(newest))
         except TimeRangeError as error:
-            raise failure(_NAME, str(error)) from None
+            raise failure(_NAME, str(error), 2) from None
         chosen = replace(chosen, since_ns=since, until_ns=until)
     found = select(done, chosen)
     if found.requests.empty:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from pdtrace.analysis import report
+from pdtrace.analysis.show_text import plain
 
 WIDE: Final = 200
 
@@ -25,10 +26,15 @@ def drawn(table: report.Table) -> RichTable:
     for place, name in enumerate(table.header):
         numeric = place > 0 and all(_is_number(row[place]) for row in table.rows)
         side: Literal["left", "right"] = "right" if numeric else "left"
-        made.add_column(escape(name), justify=side, overflow="fold", no_wrap=place == 0)
+        made.add_column(printed(name), justify=side, overflow="fold", no_wrap=place == 0)
     for row in table.rows:
-        made.add_row(*(escape(cell) for cell in row))
+        made.add_row(*(printed(cell) for cell in row))
     return made
+
+
+def printed(text: str) -> str:
+    """The text as rich's markup that prints it: names come from outside, with whatever in them."""
+    return escape(plain(text))
 
 
 def _is_number(cell: str) -> bool:

@@ -9,7 +9,6 @@ import orjson
 import pandas as pd
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from pdtrace.analysis.analyse import analyse
 from pdtrace.analysis.selection import Selection, selected
@@ -28,9 +27,9 @@ from pdtrace.analysis.triage_words import (
     verdict_sentences,
 )
 from pdtrace.analysis.workers import every_core
-from pdtrace.cli.options import Sources, reading
+from pdtrace.cli.options import Sources, reading, sayable
 from pdtrace.cli.output import failure, finish, standard_output, write
-from pdtrace.cli.tables import drawn, standard_console
+from pdtrace.cli.tables import drawn, printed, standard_console
 from pdtrace.cli.time_range import HELP, TimeRange, TimeRangeError
 
 app = typer.Typer(add_completion=False)
@@ -74,7 +73,7 @@ def triage_command(
     Exit status: 0 all well, 1 nothing could be read, 3 the source said that its answer was cut.
     """
     objective = _objective(slo_ms, slowest)
-    chosen = Selection(models=tuple(model or ()), modes=tuple(mode or ()))
+    chosen = Selection(models=sayable(model), modes=sayable(mode))
     if baseline and baseline_window:
         raise typer.BadParameter("give --baseline or --baseline-window, not both")
     try:
@@ -82,6 +81,9 @@ def triage_command(
             TimeRange.parse(text) if text is not None else None
             for text in (window, baseline_window)
         )
+    except TimeRangeError as error:
+        raise failure(_NAME, str(error), 2) from None
+    try:
         healthy = [_load(baseline, chosen, limits)] if baseline else []
         every = _load(sources, chosen, limits)
         found = _triage(every, objective, trouble, before, healthy)
@@ -89,12 +91,13 @@ def triage_command(
         raise failure(_NAME, str(error)) from None
     notes = [note for loaded in (every, *healthy) for note in loaded.notes]
     if html is not None:
-        write(_NAME, html, page(found, sources, notes).encode())
+        write(_NAME, html, page(found, sources, notes).encode("utf-8", "replace"))
     if as_json:
         with standard_output():
             sys.stdout.buffer.write(orjson.dumps(json_object(found)) + b"\n")
     else:
-        print_triage(found, standard_console())
+        with standard_output():
+            print_triage(found, standard_console())
     finish(notes, any(loaded.partial for loaded in (every, *healthy)))
 
 
@@ -134,9 +137,8 @@ def _load(sources: list[str], chosen: Selection, limits: Limits) -> _Loaded:
     every = Traffic.of(found.split, found.beside)
     traffic = every.pick(selected(every.requests, chosen))
     if not traffic.requests["t0_ns"].notna().any():
-        raise SourceError(
-            f"{', '.join(sources)}: none of {len(every)} requests is what was asked for"
-        )
+        why = "is what was asked for" if len(traffic) < len(every) else "says when it arrived"
+        raise SourceError(f"{', '.join(sources)}: none of {len(every)} requests {why}")
     return _Loaded(traffic, found.notes, found.partial)
 
 
@@ -180,13 +182,13 @@ def print_triage(found: Triage, console: Console) -> None:
     """The verdict first (after answers that may be wrong), then what it rests on."""
     doubt = doubtful_sentence(found)
     if doubt:
-        console.print(f"[bold]{escape(doubt)}[/bold]")
+        console.print(f"[bold]{printed(doubt)}[/bold]")
     head, *rest = verdict_sentences(found)
-    console.print(f"[bold]{escape(head)}[/bold]", highlight=False)
+    console.print(f"[bold]{printed(head)}[/bold]", highlight=False)
     for sentence in [*rest, *basis_sentences(found)]:
-        console.print(escape(sentence), highlight=False)
+        console.print(printed(sentence), highlight=False)
     for anchor in links(found.verdict):
         console.print(f"See {RUNBOOK}#{anchor}", highlight=False)
     for table in tables(found):
-        console.print(f"\n[bold]{escape(table.title)}[/bold]")
+        console.print(f"\n[bold]{printed(table.title)}[/bold]")
         console.print(drawn(table))

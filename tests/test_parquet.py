@@ -144,7 +144,7 @@ def test_the_command_says_what_it_needs(capfd: pytest.CaptureFixture[str], tmp_p
     """Exactly one kind of output, and a source."""
     source = str(DATA / "c07_tempo_v2_partial.json")
     for arguments, status, words in (
-        ([source], 1, "either --otlp-json FILE or --parquet DIR"),
+        ([source], 2, "either --otlp-json FILE or --parquet DIR"),
         ([source, "--parquet", str(tmp_path / "kept")], 3, "marked its answer as partial"),
         ([str(tmp_path / "none"), "--parquet", str(tmp_path / "kept")], 1, "does not exist"),
     ):

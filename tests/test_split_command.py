@@ -1,6 +1,10 @@
 """`pdtrace split` as called from a shell: output, notes, exit status, bad input."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -44,7 +48,7 @@ def test_a_window_selects_by_arrival(capfd: pytest.CaptureFixture[str]) -> None:
     lines = capfd.readouterr().out.splitlines()
     assert run(GOOD, "--json", "--window", "-1s..") == 0
     assert capfd.readouterr().out.splitlines() == lines[-1:]
-    assert run(GOOD, "--window", "yesterday") == 1
+    assert run(GOOD, "--window", "yesterday") == 2
     err = capfd.readouterr().err
     assert err.startswith("pdtrace split: ") and err.count("\n") == 1
 
@@ -144,3 +148,48 @@ def test_partial_answer_differs_in_flag_and_exit_status(
     assert set(part["flags"]) == {"missing_decode", "partial_trace"}
     assert part["ttft_ns"] == whole["ttft_ns"] == 420_000_000
     assert part["classes"]["unattributed"] == 218_000_000
+
+
+def test_a_full_disk_is_one_sentence() -> None:
+    """Whatever is printed: text or JSON."""
+    code = "import sys; from pdtrace.cli.main import main; sys.exit(main())"
+    for options in ([], ["--json"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [sys.executable, "-c", code, "split", GOOD, *options],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        assert (done.returncode, done.stderr) == (
+            1,
+            "pdtrace: cannot write to standard output: No space left on device\n",
+        )
+
+
+def test_names_do_not_steer_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What is no printable character is written out."""
+    text = Path(GOOD).read_text().replace("d-engine-0", "d\\u001b]0;x\\u0007\\u202e")
+    source = tmp_path / "named.jsonl"
+    source.write_text(text)
+    assert run(str(source)) == 0
+    out, err = capfd.readouterr()
+    assert "\x1b" not in out + err and "\x07" not in out and "\u202e" not in out
+
+
+def test_a_name_that_is_no_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of a file it is read, of a request it is that of none."""
+    source = os.fsdecode(bytes(tmp_path) + b"/\xff.jsonl")
+    shutil.copy(GOOD, source)
+    assert run(source, "--html", str(tmp_path / "page.html")) == 0
+    assert run(source + "x") == 1
+    capfd.readouterr()
+    assert run(GOOD, "--request-id", "\udcff") == 1
+    assert capfd.readouterr().err == "pdtrace split: none of 3 requests is what was asked for\n"
+
+
+def test_a_path_without_a_name_is_one_sentence(capfd: pytest.CaptureFixture[str]) -> None:
+    """A directory is no file to write."""
+    for option in ("--html", "--csv", "--parquet"):
+        assert run(GOOD, option, "/") == 1
+        assert capfd.readouterr().err == "pdtrace split: cannot write /: Is a directory\n"

@@ -165,22 +165,29 @@ def test_a_wrong_call_is_told_apart_from_bad_input(
 
 
 @pytest.mark.parametrize(
-    "options, words",
+    "options, status, words",
     [
-        (["--window", "yesterday..now"], "'yesterday' is no time"),
+        (["--window", "yesterday..now"], 2, "'yesterday' is no time"),
         (
             ["--window", "2020-01-01..2020-01-02"],
+            1,
             "no request arrived in 2020-01-01T00:00:00+00:00..2020-01-02",
         ),
-        (["--mode", "pull"], "none of 12 requests is what was asked for"),
-        (["--baseline", "/nonexistent"], "/nonexistent"),
+        (["--mode", "pull"], 1, "none of 12 requests is what was asked for"),
+        (["--baseline", "/nonexistent"], 1, "/nonexistent"),
+        (["--html", "/"], 1, "cannot write /: Is a directory"),
+        (["--model", "\udcff"], 1, "none of 12 requests is what was asked for"),
     ],
 )
 def test_bad_input_is_one_sentence(
-    options: list[str], words: str, files: dict[str, str], capfd: pytest.CaptureFixture[str]
+    options: list[str],
+    status: int,
+    words: str,
+    files: dict[str, str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Exit status 1, nothing on standard output."""
-    assert call(files["few"], "--slo-ms", "100", *options) == 1
+    """Exit status 1, 2 for a wrong call; nothing on standard output."""
+    assert call(files["few"], "--slo-ms", "100", *options) == status
     out, err = capfd.readouterr()
     assert out == "" and words in err
     assert err.startswith("pdtrace triage: ") and len(err.strip().splitlines()) == 1
