@@ -6,6 +6,7 @@ protobuf message or many with their lengths before them, or a log of vLLM with e
 
 import io
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -27,6 +28,7 @@ _FIRST_FIELD: Final = b"\x0a"
 _HEAD: Final = 64 << 20
 """Bytes in which a binary stream must show what it is."""
 _LINES_TRIED: Final = 8
+_SPACE: Final = re.compile(r"[\s\x00]*")
 _VAIN: Final = 3
 """Blocks of lines that are looked at in vain, more than with success, before that is given up."""
 _TELLING: Final = frozenset(
@@ -138,7 +140,29 @@ def _whole_or_lines(data: bytes, name: str, skipped: Skipped) -> Iterator[bytes 
     try:
         yield from _documents(_load(data), len(data))
     except _NotJson:
-        yield from _binary_or_text(io.BytesIO(data), name, skipped)
+        values = list(_values(data))
+        if len(values) > 1:
+            yield from values
+        else:
+            yield from _binary_or_text(io.BytesIO(data), name, skipped)
+
+
+def _values(data: bytes) -> Iterator[Document]:
+    """JSON values that stand one after the other, over many lines each, up to what is none."""
+    text, decode = data.decode("utf-8", "replace"), json.JSONDecoder().raw_decode
+    at = _next_value(text, 0)
+    try:
+        while at < len(text):
+            value, end = decode(text, at)
+            yield from _documents(value, end - at)
+            at = _next_value(text, end)
+    except (ValueError, RecursionError):
+        return
+
+
+def _next_value(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
 
 
 def _binary_or_text(
@@ -155,6 +179,8 @@ def _binary_or_text(
     elif kv_log.MARK in head:
         yield from _log_messages(rest, name, skipped)
     elif head.lstrip()[:1] in (b"{", b"["):
+        yield from _line_messages(_lines(rest, skipped), name, skipped)
+    elif any(_is_message(line) for line in head.splitlines()[:_LINES_TRIED]):
         yield from _line_messages(_lines(rest, skipped), name, skipped)
     elif more and _has_spans(whole := head + more + stream.read(LONGEST_MESSAGE)):
         yield whole

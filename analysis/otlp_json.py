@@ -26,6 +26,8 @@ from pdtrace.analysis.intake import (
 from pdtrace.analysis.records import AttributeValue, EventRecord, SpanRecord
 
 _RESOURCE_SPANS: Final = ("resourceSpans", "resource_spans", "batches")
+_STATUSES: Final = ("status", "traceType", "trace_type")
+"""Where Tempo says that its answer is partial."""
 _OLD_NAMES: Final = {
     "instrumentationLibrarySpans": "scopeSpans",
     "instrumentationLibrary": "scope",
@@ -74,8 +76,17 @@ def resource_spans(obj: object) -> list[Any]:
 
 
 def is_partial(obj: object) -> bool:
-    """True for a Tempo answer that its own status marks as cut."""
-    return isinstance(obj, dict) and obj.get("status") == "PARTIAL"
+    """True for a Tempo answer that it marks itself as cut: by word, or by the enum's number."""
+    if not isinstance(obj, dict):
+        return False
+    inner = obj.get("trace")
+    places = [obj, inner] if isinstance(inner, dict) else [obj]
+    return any(_says_partial(one.get(key)) for one in places for key in _STATUSES)
+
+
+def _says_partial(value: object) -> bool:
+    word = str(value).upper()
+    return not isinstance(value, bool) and (word == "1" or word.endswith("PARTIAL"))
 
 
 def _what_else(obj: dict[str, Any]) -> str:

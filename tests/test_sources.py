@@ -77,6 +77,52 @@ def test_partial_answer_is_marked() -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "partial"),
+    [
+        ({"status": "PARTIAL"}, True),
+        ({"status": "partial"}, True),
+        ({"status": 1}, True),
+        ({"status": "PARTIAL_STATUS_PARTIAL"}, True),
+        ({"traceType": "PARTIAL"}, True),
+        ({"status": "COMPLETE"}, False),
+        ({"status": 0}, False),
+        ({"status": True}, False),
+        ({"status": {"code": 1}}, False),
+    ],
+)
+def test_partial_is_said_in_several_ways(
+    tmp_path: Path, said: dict[str, object], partial: bool
+) -> None:
+    """By word or number, beside the trace or in it."""
+    source = tmp_path / "answer.json"
+    for body in ({"trace": document(1), **said}, {"trace": document(1) | said}):
+        source.write_text(json.dumps(body))
+        assert read_spans([source]).partial is partial
+
+
+@pytest.mark.parametrize(
+    "junk", [b'Id":"12"}]}]}]}\n', b"# of the night\n", b"INFO started\n", b"7\n", b"\0\0\0\n"]
+)
+def test_a_first_line_that_cannot_be_read_costs_only_itself(tmp_path: Path, junk: bytes) -> None:
+    """As after a log that was cut at its beginning."""
+    source = tmp_path / "lines"
+    source.write_bytes(junk + json_lines(document(1), document(2)))
+    found = read_spans([source])
+    assert [int(record.span_id, 16) for record in found.records] == [1, 2]
+    assert len(found.notes) == 1 and "skipped 1 " in found.notes[0]
+
+
+def test_values_over_many_lines_may_follow_one_another(tmp_path: Path) -> None:
+    """As a shell appends answers; what is cut at the end is not known, the rest is."""
+    source = tmp_path / "answers"
+    both = [json.dumps(document(number), indent=2) for number in (1, 2)]
+    source.write_text("\n".join(both))
+    assert numbers(source) == [1, 2]
+    source.write_text("\n".join([*both, both[0][:50]]))
+    assert numbers(source) == [1, 2]
+
+
+@pytest.mark.parametrize(
     ("content", "words"),
     [
         (b"", "is empty"),
@@ -87,6 +133,7 @@ def test_partial_answer_is_marked() -> None:
         (b'{"a": 1}\n', "without resourceSpans"),
         (b"[1, 2]\n", "without resourceSpans"),
         (b'{"resourceLogs": []}\n', "OTLP logs"),
+        (b'{\n "context": {"trace_id": "0x1"}\n}\n' * 2, "the console dump of an SDK, not OTLP"),
         (b'{"resourceSpans": []}\n', "no usable span"),
         (json_lines(document(1, traceId="")), "rejected 1 span: no trace id"),
         (b"\x1f\x8bnonsense", "broken gzip"),
