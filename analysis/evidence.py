@@ -21,6 +21,7 @@ ABORTED: Final = "aborted"
 ADJUSTED: Final = "adjusted_by_backend"
 """The trace store moved times of this request: nothing between processes is known."""
 MOVED: Final = "the trace store moved times of this request, so nothing between processes is known"
+BACKWARDS: Final = "the first token is said to be earlier than the request"
 EVIDENCE_OWN: Final = "own"
 EVIDENCE_FOREIGN: Final = "foreign"
 MISPAIRED: Final = "mispaired"
@@ -32,17 +33,24 @@ PHANTOM: Final = "phantom_request"
 def clocks(
     cone: Cone, row: pd.DataFrame, halfwidths: Alignment | pd.Series | None
 ) -> dict[str, pd.Series]:
-    """`clock_halfwidth_ns` (0 on one clock, `<NA>` when not known) and `aligned`.
+    """`one_clock`, `clock_halfwidth_ns` (0 on one clock, `<NA>` when not known) and `aligned`.
 
-    Not `one_clock`: instants of others, who name no clock, stand beside those of other processes.
+    Not `one_clock`: instants of others, who name no clock, or of processes of ours that name
+    neither clock nor host, stand beside those of other processes.
     They are taken as they are, with a flag. Times that the trace store moved are on no clock.
     """
     several = cone.several("clock_id")
+    unnamed = cone.listed(cone.spans.where(cone.spans["clock_id"] == ""))
+    one_clock = row["one_clock"] & ~(unnamed & cone.several("instance_id"))
     width = pd.Series(0, index=cone.requests, dtype="Int64")
     if several.any():
         width = width.where(~several, _estimate(cone, halfwidths))
     width = width.mask(row["adjusted"])
-    return {"clock_halfwidth_ns": width.where(row["one_clock"]), "aligned": width.notna()}
+    return {
+        "one_clock": one_clock,
+        "clock_halfwidth_ns": width.where(one_clock),
+        "aligned": width.notna(),
+    }
 
 
 def _estimate(cone: Cone, halfwidths: Alignment | pd.Series | None) -> pd.Series:
@@ -78,7 +86,7 @@ def flags(
         ABORTED: row["t1_ns"].isna()
         & (_aborted(cone, own) | (row["failed_elsewhere"] == semconv.ERROR_ABORTED)),
         ADJUSTED: row["adjusted"],
-        "partial_trace": partial & pd.DataFrame(missing).any(axis=1),
+        "partial_trace": partial & (pd.DataFrame(missing).any(axis=1) | _gaps(row)),
         **missing,
         CLOCKS_NOT_ALIGNED: ~row["aligned"] & ~row["adjusted"],
         CLOCKS_NOT_KNOWN: row["aligned"] & ~row["one_clock"],
@@ -140,6 +148,14 @@ def _several_choices(cone: Cone, tries: pd.DataFrame) -> pd.Series:
     """A leg on D ran several engine requests at once (`n` > 1); the first token's one counts."""
     decode = tries.loc[tries["side"] == SIDE_DECODE, ["key", "leg_no"]]
     return cone.listed(decode[decode.duplicated()])
+
+
+def _gaps(row: pd.DataFrame) -> pd.Series:
+    """A side that is there left out when it had the request, went on, or had what it waited for."""
+    on_p = row[["p_has_ns", "p_scheduled_ns", "p_end_ns"]].isna().any(axis=1)
+    on_d = row[["d_has_ns", "d_scheduled_ns", "d_token_ns"]].isna().any(axis=1)
+    waited = row[["allocated_ns", "told_ns"]].isna().any(axis=1) & row["loads"]
+    return (row["p_known"] & row["p_counts"] & on_p) | (row["d_known"] & (on_d | waited))
 
 
 def _missing(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:

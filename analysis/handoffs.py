@@ -20,7 +20,14 @@ from pdtrace.analysis.attempts import (
     own_spans,
 )
 from pdtrace.analysis.cone import Cone, earlier, first_known
-from pdtrace.analysis.evidence import EVIDENCE_FOREIGN, EVIDENCE_OWN, MOVED, clocks, flags
+from pdtrace.analysis.evidence import (
+    BACKWARDS,
+    EVIDENCE_FOREIGN,
+    EVIDENCE_OWN,
+    MOVED,
+    clocks,
+    flags,
+)
 from pdtrace.analysis.facts import facts
 from pdtrace.analysis.grouped import LARGEST, lowest
 from pdtrace.analysis.identity import ANOTHER
@@ -84,6 +91,8 @@ def join(
     row["concurrent"] = _concurrent(cone, row)
     row = row.assign(**_membership(cone, row), **_tokens(cone), **facts(cone))
     row = row.assign(**_window(row)).assign(**_ways(row))
+    backwards = (row["t1_ns"] < row["t0_ns"]).fillna(False).astype("bool")
+    row["reason"] = row["reason"].mask(backwards & (row["reason"] == ""), BACKWARDS)
     handshakes = transfers.handshakes(cone, row)
     row = row.assign(**_names(cone, row))
     row = row.assign(**_on_one_clock(row))
@@ -141,9 +150,9 @@ def _membership(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
     """
     waits = cone.named(semconv.SPAN_KV_WAIT, SIDE_DECODE)
     loads = cone.listed(waits.where(waits["external_tokens"].fillna(1) > 0))
-    moved = cone.has(semconv.SPAN_REGISTRATION) | row["moved_elsewhere"]
-    for spans in transfers.moves(cone):
-        moved |= cone.listed(spans)
+    submitted, completed = (cone.listed(spans) for spans in transfers.moves(cone))
+    moved = cone.has(semconv.SPAN_REGISTRATION) | row["moved_elsewhere"] | submitted | completed
+    loads |= (submitted | completed) & ~cone.has(semconv.SPAN_KV_WAIT, SIDE_DECODE)
     decided = row["d_token_ns"].notna() & cone.has(semconv.SPAN_DECODE_ADMISSION, SIDE_DECODE)
     complete_hit = (decided & ~loads & ~moved) | row["local"]
     expected = row["p_known"] | row["mode"].isin((semconv.MODE_PUSH, semconv.MODE_PULL))
@@ -184,15 +193,21 @@ def _ways(row: pd.DataFrame) -> dict[str, pd.Series]:
     after_p = first_known(row["blocks_ns"].where(push), row["p_end_ns"], row["prefill_leg_end_ns"])
     hop_from = row["dispatch_ns"].where(together, after_p).where(row["p_counts"])
     # Nothing depends on which of two hosts was first by less than their clocks can tell.
-    latest = row["d_first_ns"] + row["clock_halfwidth_ns"].fillna(0)
+    into_p, into_d = (_stated_arrival(row, side) for side in ("p", "d"))
+    latest = into_d + row["clock_halfwidth_ns"].fillna(0)
     first_in_time = (latest >= hop_from).fillna(False).astype("bool")
-    unseen_p = row["p_counts"] & ~row["concurrent"]
-    into_d = row["d_first_ns"].mask(unseen_p)
+    after_all_of_p = row["p_counts"] & (row["p_known"] | ~row["concurrent"])
     return {
         "hop_from_ns": hop_from,
-        "hop_to_ns": row["d_first_ns"].where(first_in_time, row["d_has_ns"]),
-        "ingress_to_ns": first_known(row["p_first_ns"].where(row["p_counts"]), into_d),
+        "hop_to_ns": into_d.where(first_in_time, row["d_has_ns"]),
+        "ingress_to_ns": first_known(into_p.where(row["p_counts"]), into_d.mask(after_all_of_p)),
     }
+
+
+def _stated_arrival(row: pd.DataFrame, side: str) -> pd.Series:
+    """When the engine had the request: not the start of whatever else is left of its spans."""
+    stated = row[f"{side}_has_ns"].notna() | row[f"{side}_retried"]
+    return row[f"{side}_first_ns"].where(stated)
 
 
 def _names(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
@@ -202,6 +217,8 @@ def _names(cone: Cone, row: pd.DataFrame) -> dict[str, pd.Series]:
     said = cone.text("dispatch", cone.named(semconv.SPAN_REQUEST))
     proven = said.where((said != "") | ~row["concurrent"], semconv.DISPATCH_CONCURRENT)
     handover = (row["d_token_ns"] - row["p_end_ns"]).where(row["p_counts"])
+    # Less than nothing: the request contradicts what its clocks were thought to be.
+    handover = handover.where(handover >= 0)
     return {
         "trace_id": _trace_id(cone).where(lambda known: known != "", row["trace_elsewhere"]),
         "dispatch": proven,

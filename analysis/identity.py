@@ -115,7 +115,7 @@ def by_ties(own: pd.DataFrame, leg: Ints) -> Identity:
     """The same for spans of which some share ids or ties."""
     unit, count = _units(own, leg)
     units = _facts(own, unit, count)
-    parents, peers = _parent_ties(own, unit), _peer_ties(own, unit)
+    parents, peers = _of_one_request(_parent_ties(own, unit), units), _peer_ties(own, unit)
     across = _across(units, parents, peers)
     ties = np.concatenate([parents, peers[~across]])
     units["part"] = components(count, ties)
@@ -193,6 +193,17 @@ def _parent_ties(own: pd.DataFrame, unit: Ints) -> Ints:
     other = order[place]
     same = trace[one] == trace[other]
     return np.stack([unit[one[same]], unit[other[same]]], axis=1)
+
+
+def _of_one_request(ties: Ints, units: pd.DataFrame) -> Ints:
+    """Less the ties between ids of which each has a request of the router's: the span of another
+    request was around when the second one came, and became its parent."""
+    code = units["id"].to_numpy(np.int64)
+    routed = np.zeros(int(code.max(initial=0)) + 1, dtype=np.bool_)
+    routed[code[units["opened_ns"].notna().to_numpy(np.bool_)]] = True
+    one, other = code[ties[:, 0]], code[ties[:, 1]]
+    kept: Ints = ties[(one == other) | ~(routed[one] & routed[other])]
+    return kept
 
 
 def _peer_ties(own: pd.DataFrame, unit: Ints) -> Ints:

@@ -21,6 +21,7 @@ from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.coded import whole
 from pdtrace.analysis.files import Source
 from pdtrace.analysis.grouped import lowest, present
+from pdtrace.analysis.host_clock import clocks_of_hosts
 from pdtrace.analysis.identity import components
 from pdtrace.analysis.keys import Keys
 from pdtrace.analysis.parquet import RowGroup, read_columns
@@ -34,7 +35,7 @@ _REQUEST, _TRACE, _LEG = ("request".ljust(16), "trace".ljust(16), "leg".ljust(16
 _TIES: Final = {"trace_id": _TRACE, "engine_request_id": _LEG, "peer_engine_request_id": _LEG}
 _AT_ONCE: Final = 4
 """Row groups that one process looks at before others have their turn."""
-_COLUMNS: Final = ("request_id", *_TIES, "name", "start_ns", "error", "clock_id")
+_COLUMNS: Final = ("request_id", *_TIES, "name", "start_ns", "error", "clock_id", "host")
 
 
 class Rows(NamedTuple):
@@ -144,8 +145,16 @@ def _looked_at(place: RowGroup, table: pa.Table) -> _Group:
         thing=np.concatenate(thing),
         whole=bool(names.isin(semconv.OWN_SPANS).all() and (ids != "").all()),
         made=bool(made.any()),
-        clocks=frozenset(_coded(table["clock_id"])[1]) - {""},
+        clocks=_clocks(table),
     )
+
+
+def _clocks(table: pa.Table) -> frozenset[str]:
+    """Those that spans name, or that are their hosts' (`host_clock`)."""
+    code, clocks = _coded(table["clock_id"])
+    nameless = (clocks == "").to_numpy(np.bool_)[code]
+    host, hosts = _coded(table["host"])
+    return (frozenset(clocks) - {""}) | clocks_of_hosts(hosts.iloc[np.unique(host[nameless])])
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[Ints, pd.Series]:

@@ -19,7 +19,8 @@ def router(cone: Cone) -> dict[str, pd.Series]:
     first, second = (legs.where(legs["leg"] == side) for side in (SIDE_PREFILL, SIDE_DECODE))
     return {
         "router_start_ns": cone.start(semconv.SPAN_REQUEST),
-        "router_token_ns": cone.event(semconv.EVENT_FIRST_TOKEN, "min", semconv.SPAN_REQUEST),
+        # Of routers behind one another the outermost has it last.
+        "router_token_ns": cone.event(semconv.EVENT_FIRST_TOKEN, "max", semconv.SPAN_REQUEST),
         "prefill_leg_end_ns": cone.reduce(first, "end_ns", "max"),
         "dispatch_ns": cone.reduce(second, "start_ns", "min"),
     }

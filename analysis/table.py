@@ -24,6 +24,7 @@ from pdtrace.analysis.columns import (
     Batch,
     Columns,
 )
+from pdtrace.analysis.host_clock import with_clocks
 from pdtrace.analysis.keys import fingerprints
 from pdtrace.analysis.records import SpanRecord
 from pdtrace.analysis.schema import (
@@ -143,7 +144,7 @@ class TableBuilder:
         columns = _columns(spans)
         del spans
         table = SpansTable(
-            _frame(columns, SPAN_COLUMNS),
+            with_clocks(_frame(columns, SPAN_COLUMNS)),
             _frame(_columns(events), EVENT_COLUMNS),
             dict(self.columns.rejected),
         )
