@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from pdtrace.analysis.arrays import Bools, Ints
-from pdtrace.analysis.coded import among, coded, codes, dense
+from pdtrace.analysis.coded import among, coded, codes, dense, plain
 from pdtrace.analysis.grouped import LARGEST, SMALLEST, highest, lowest, nullable, present
 from pdtrace.analysis.identity import (
     engine_legs,
@@ -27,6 +27,7 @@ from pdtrace.tracing import semconv
 SIDE_PREFILL: Final = "prefill"
 SIDE_DECODE: Final = "decode"
 SIDE_ROUTER: Final = "router"
+_NO_NAME: Final = "0"
 SIDES: Final = pd.CategoricalDtype(pd.Index([SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER]), ordered=True)
 _DECODE, _PREFILL, _ROUTER = range(3)
 
@@ -70,7 +71,7 @@ def own_spans(spans: pd.DataFrame) -> pd.DataFrame:
     other producers' spans are left out. Texts are categories, but for `span_id`.
     """
     mine = spans["name"].isin(semconv.OWN_SPANS)
-    own = spans if mine.all() else spans[mine]
+    own = _by_trace_if_zero(spans if mine.all() else spans[mine])
     leg = engine_legs(own)
     found = identify(own, leg)
     request, phantom = adopted(own, found)
@@ -98,6 +99,15 @@ def own_spans(spans: pd.DataFrame) -> pd.DataFrame:
         "local": local[try_no] & ~router,
     }
     return own.assign(**found_out)
+
+
+def _by_trace_if_zero(own: pd.DataFrame) -> pd.DataFrame:
+    """Requests called 0, as clients call those that they do not name, are told by their traces."""
+    if _NO_NAME not in own["request_id"].cat.categories:
+        return own
+    said, trace = plain(own["request_id"]), plain(own["trace_id"])
+    by_trace = _NO_NAME + " of trace " + trace
+    return own.assign(request_id=coded(said.mask(said == _NO_NAME, by_trace)))
 
 
 def _classify(engine: pd.DataFrame, try_no: Ints, count: int) -> tuple[Ints, Bools]:

@@ -353,10 +353,12 @@ def test_stop_frees_everything_and_may_be_repeated(store: Path) -> None:
     """After `stop` the same ports and the same store can be used at once."""
     first = Collector(store, grpc_port=0, http_port=0).start()
     call(first, message(1))
-    ports = [int(a.rpartition(":")[2]) for a in (first.grpc_address, first.http_address)]
+    grpc_port, http_port = (
+        int(a.rpartition(":")[2]) for a in (first.grpc_address, first.http_address)
+    )
     first.stop()
     first.stop()
-    with Collector(store, "127.0.0.1", *ports) as second:
+    with Collector(store, "127.0.0.1", grpc_port, http_port) as second:
         call(second, message(2))
     assert len(read_spans([store]).records) == 2
     assert first.counts == Counts(messages=1, spans=1)

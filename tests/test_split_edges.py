@@ -430,7 +430,7 @@ def test_hosts_without_clocks_have_clocks_of_their_own() -> None:
     ]  # fmt: skip
     far = only(bare)
     assert (far["flags"], far["clock_halfwidth_ns"]) == (["clocks_not_aligned"], None)
-    near = [replace(span, resource=span.resource | {sc.HOST_NAME: "a"}) for span in bare]
+    near = [replace(span, resource={**span.resource, sc.HOST_NAME: "a"}) for span in bare]
     assert (only(near)["flags"], only(near)["clock_halfwidth_ns"]) == ([], 0)
     nameless = [replace(span, resource=without(span.resource, sc.HOST_NAME)) for span in bare]
     assert only(nameless)["flags"] == ["clocks_not_known"]
@@ -482,3 +482,16 @@ def test_of_two_routers_the_outer_one_counts() -> None:
     d.span(sc.SPAN_DECODE, 70, 100, D)
     found = only(d.records)
     assert found["phases"] == {"ingress": 12, "prefill_queue": 3, "prefill": 55, "egress": 10}
+
+
+def test_requests_called_0_are_told_by_their_traces() -> None:
+    """Two at once are two, whole."""
+    spans = []
+    for number in (1, 2):
+        for span in records(Shape(mode="pull", router=False, start=number * 20), f"r-{number}"):
+            named = {**span.attributes, sc.REQUEST_ID: "0"}
+            spans.append(replace(span, attributes=named, trace_id=f"{number:032x}"))
+    found = list(request_records(split(join(build(spans)))))
+    assert [one["request_id"] for one in found] == [f"0 of trace {n:032x}" for n in (1, 2)]
+    assert found[0]["phases"] == found[1]["phases"]
+    assert [one["flags"] for one in found] == [["missing_router"]] * 2
