@@ -152,7 +152,9 @@ def _looked_at(place: RowGroup, table: pa.Table) -> _Group:
 def _clocks(table: pa.Table) -> frozenset[str]:
     """Those that spans name, or that are their hosts' (`host_clock`)."""
     code, clocks = _coded(table["clock_id"])
-    nameless = (clocks == "").to_numpy(np.bool_)[code]
+    name, names = _coded(table["name"])
+    ours = names.isin(semconv.OWN_SPANS).to_numpy(np.bool_)[name]
+    nameless = (clocks == "").to_numpy(np.bool_)[code] & ours
     host, hosts = _coded(table["host"])
     return (frozenset(clocks) - {""}) | clocks_of_hosts(hosts.iloc[np.unique(host[nameless])])
 

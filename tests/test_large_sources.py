@@ -78,6 +78,20 @@ def test_clocks_in_parts(name: str, options: list[str], capfd: pytest.CaptureFix
     assert parts == whole
 
 
+@pytest.mark.parametrize("command", ["split", "clocks"])
+def test_hosts_without_clocks_in_parts(
+    command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """They have a clock each, as at once: the offset is found."""
+    path = tmp_path / "hosts.jsonl"
+    text = (DATA / "c05_clock_skew.otlp.jsonl").read_text()
+    path.write_text(text.replace(f'"{sc.CLOCK_ID}"', '"not.said"'))
+    more = ["--processes", "1"] if command == "split" else []
+    whole, parts = both(capfd, command, str(path), "--json", *more, rows=8)
+    assert parts == whole
+    assert "host host-b" in whole[1] if command == "clocks" else '"clocks_' not in whole[1]
+
+
 def ids_of(path: Path) -> list[str]:
     """Ids and trace ids in a file, and names that are like them."""
     found = sorted({text for text in path.read_text().split('"') if len(text) > 20})
