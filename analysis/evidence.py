@@ -41,7 +41,9 @@ def clocks(
     """
     several = cone.several("clock_id")
     unnamed = cone.listed(cone.spans.where(cone.spans["clock_id"] == ""))
-    one_clock = row["one_clock"] & ~(unnamed & cone.several("instance_id"))
+    one_clock = row["one_clock"]
+    if unnamed.any():
+        one_clock = one_clock & ~(unnamed & cone.several("instance_id"))
     width = pd.Series(0, index=cone.requests, dtype="Int64")
     if several.any():
         width = width.where(~several, _estimate(cone, halfwidths))
@@ -86,7 +88,11 @@ def flags(
         ABORTED: row["t1_ns"].isna()
         & (_aborted(cone, own) | (row["failed_elsewhere"] == semconv.ERROR_ABORTED)),
         ADJUSTED: row["adjusted"],
-        "partial_trace": partial & (pd.DataFrame(missing).any(axis=1) | _gaps(row)),
+        "partial_trace": (
+            pd.DataFrame(missing).any(axis=1) | _gaps(row)
+            if partial
+            else pd.Series(False, index=row.index)
+        ),
         **missing,
         CLOCKS_NOT_ALIGNED: ~row["aligned"] & ~row["adjusted"],
         CLOCKS_NOT_KNOWN: row["aligned"] & ~row["one_clock"],

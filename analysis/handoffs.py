@@ -91,8 +91,6 @@ def join(
     row["concurrent"] = _concurrent(cone, row)
     row = row.assign(**_membership(cone, row), **_tokens(cone), **facts(cone))
     row = row.assign(**_window(row)).assign(**_ways(row))
-    backwards = (row["t1_ns"] < row["t0_ns"]).fillna(False).astype("bool")
-    row["reason"] = row["reason"].mask(backwards & (row["reason"] == ""), BACKWARDS)
     handshakes = transfers.handshakes(cone, row)
     row = row.assign(**_names(cone, row))
     row = row.assign(**_on_one_clock(row))
@@ -178,10 +176,12 @@ def _window(row: pd.DataFrame) -> dict[str, pd.Series]:
     outside = row["router_start_ns"].notna() & row["router_token_ns"].notna()
     start = first_known(row["router_start_ns"], arrivals)
     token = first_known(row["router_token_ns"], row["d_token_ns"])
+    backwards = (token < start).fillna(False).astype("bool")
     return {
         "t0_ns": start,
         "t1_ns": token,
-        "ttft_ns": (token - start).where(token >= start),
+        "ttft_ns": (token - start).mask(backwards),
+        "reason": row["reason"].mask(backwards & (row["reason"] == ""), BACKWARDS),
         "lower_bound": ~outside,
     }
 

@@ -178,14 +178,17 @@ def _binary_or_text(
         yield from _frames(rest, name, skipped)
     elif kv_log.MARK in head:
         yield from _log_messages(rest, name, skipped)
-    elif head.lstrip()[:1] in (b"{", b"["):
-        yield from _line_messages(_lines(rest, skipped), name, skipped)
-    elif any(_is_message(line) for line in head.splitlines()[:_LINES_TRIED]):
+    elif head.lstrip()[:1] in (b"{", b"[") or _begins_badly(head):
         yield from _line_messages(_lines(rest, skipped), name, skipped)
     elif more and _has_spans(whole := head + more + stream.read(LONGEST_MESSAGE)):
         yield whole
     else:
         raise NotUnderstood("is not OTLP: neither JSON nor OTLP protobuf")
+
+
+def _begins_badly(head: bytes) -> bool:
+    """Whether lines follow a first one that is none, as where a file was cut at its beginning."""
+    return any(_is_message(line) for line in head.splitlines()[:_LINES_TRIED])
 
 
 class _Chained(io.RawIOBase):

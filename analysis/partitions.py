@@ -123,7 +123,8 @@ def _read(places: Sequence[RowGroup]) -> list[_Group]:
 def _looked_at(place: RowGroup, table: pa.Table) -> _Group:
     request, ids = _coded(table["request_id"])
     count = len(ids)
-    names = _coded(table["name"])[1]
+    name, names = _coded(table["name"])
+    ours = names.isin(semconv.OWN_SPANS).to_numpy(np.bool_)
     owner, thing, made = [], [], np.zeros(len(table), dtype=np.bool_)
     for column, kind in _TIES.items():
         code, texts = _coded(table[column])
@@ -143,20 +144,21 @@ def _looked_at(place: RowGroup, table: pa.Table) -> _Group:
         odd=present(request[made | table["error"].to_numpy()], count),
         owner=np.concatenate(owner),
         thing=np.concatenate(thing),
-        whole=bool(names.isin(semconv.OWN_SPANS).all() and (ids != "").all()),
+        whole=bool(ours.all() and (ids != "").all()),
         made=bool(made.any()),
-        clocks=_clocks(table),
+        clocks=_clocks(table, ours[name]),
     )
 
 
-def _clocks(table: pa.Table) -> frozenset[str]:
-    """Those that spans name, or that are their hosts' (`host_clock`)."""
+def _clocks(table: pa.Table, ours: Bools) -> frozenset[str]:
+    """Those that spans name, or that are the hosts' of our spans (`host_clock`)."""
     code, clocks = _coded(table["clock_id"])
-    name, names = _coded(table["name"])
-    ours = names.isin(semconv.OWN_SPANS).to_numpy(np.bool_)[name]
+    named = frozenset(clocks) - {""}
     nameless = (clocks == "").to_numpy(np.bool_)[code] & ours
+    if not nameless.any():
+        return named
     host, hosts = _coded(table["host"])
-    return (frozenset(clocks) - {""}) | clocks_of_hosts(hosts.iloc[np.unique(host[nameless])])
+    return named | clocks_of_hosts(hosts.iloc[np.unique(host[nameless])])
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[Ints, pd.Series]:

@@ -52,11 +52,11 @@ class Counts:
 class Receiver:
     """Stores checked messages; safe to use from many threads."""
 
-    def __init__(self, writer: StoreWriter, room_bytes: int = MAX_UNDER_WAY_BYTES) -> None:
+    def __init__(self, writer: StoreWriter) -> None:
         self._writer = writer
         self._mutex = threading.Lock()
         self._counts = Counts()
-        self._room_bytes = room_bytes
+        self._room_bytes = MAX_UNDER_WAY_BYTES
 
     @property
     def counts(self) -> Counts:

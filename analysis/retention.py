@@ -19,6 +19,11 @@ class Retention:
     keep_bytes: int | None = None
     keep_s: float | None = None
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing ever goes."""
+        return self.keep_bytes is None and self.keep_s is None
+
     def outdated(self, closed: Sequence[Path], open_bytes: int, now_s: float) -> list[Path]:
         """Those of the closed segments (oldest first) that go; `now_s`: seconds since 1970.
 

@@ -140,15 +140,15 @@ class StoreWriter:
         self._began_s = time.monotonic()
 
     def _remove_outdated(self) -> None:
-        closed = segment_paths(self.path)
+        if self._retention.keeps_all:
+            return
+        closed, open_bytes = segment_paths(self.path), 0
         if self._segment is not None:
             closed = [path for path in closed if _number(path) != self._last_number]
-        for path in self._retention.outdated(closed, self._open_bytes(), time.time()):
+            open_bytes = self._size
+        for path in self._retention.outdated(closed, open_bytes, time.time()):
             path.unlink(missing_ok=True)
             self.removed += 1
-
-    def _open_bytes(self) -> int:
-        return 0 if self._segment is None else self._size
 
     def _write(self, frame: bytes) -> None:
         assert self._segment is not None

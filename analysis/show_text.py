@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from pdtrace.analysis.charts import Piece, Whisker, round_step, stacked_rows
+from pdtrace.analysis.printable import plain
 from pdtrace.analysis.show import PhaseLine, Shown
 
 NARROWEST: Final = 60
@@ -42,11 +43,6 @@ def lines(shown: Shown, width: int) -> Iterable[Line]:
     yield []
     for sentence in shown.advice:
         yield from ([Run(part)] for part in _wrapped(sentence, width))
-
-
-def plain(text: str) -> str:
-    """`text` with everything that a terminal would not print as a character written out."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _facts(facts: Sequence[tuple[str, str]], width: int) -> Iterable[Line]:

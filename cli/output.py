@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from pdtrace.analysis.atomic import atomic_file
-from pdtrace.analysis.show_text import plain
+from pdtrace.analysis.printable import plain
 
 
 def failure(command: str, sentence: str, status: int = 1) -> typer.Exit:

@@ -14,11 +14,12 @@ from rich.text import Text
 from pdtrace.analysis.find import Names, NotFound, SeveralFound, find, request_name
 from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.load import Loaded
+from pdtrace.analysis.printable import plain
 from pdtrace.analysis.report import milliseconds
 from pdtrace.analysis.report_style import COLOURS
 from pdtrace.analysis.show import Shown, as_json, show
 from pdtrace.analysis.show_html import page
-from pdtrace.analysis.show_text import SOFT, Line, lines, plain
+from pdtrace.analysis.show_text import SOFT, Line, lines
 from pdtrace.analysis.sought import load_sought
 from pdtrace.analysis.sources import Limits, SourceError
 from pdtrace.analysis.workers import every_core

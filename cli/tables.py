@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from pdtrace.analysis import report
-from pdtrace.analysis.show_text import plain
+from pdtrace.analysis.printable import plain
 
 WIDE: Final = 200
 

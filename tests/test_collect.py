@@ -250,9 +250,7 @@ def test_oversize_is_refused(collector: Collector, store: Path) -> None:
     assert stored(store) == b""
 
 
-def test_what_comes_beyond_the_room_is_refused_for_now(
-    collector: Collector, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_beyond_the_room_is_refused_for_now(collector: Collector, store: Path) -> None:
     """While much is under way: 503 with Retry-After and RESOURCE_EXHAUSTED; then all is well."""
     receiver = collector._receiver
     assert receiver is not None

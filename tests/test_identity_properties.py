@@ -41,7 +41,7 @@ def same(one: Identity, other: Identity) -> None:
     np.testing.assert_array_equal(one.mispaired, other.mispaired)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     batch=st.lists(shapes, min_size=1, max_size=6),
     ids=st.integers(1, 6),

@@ -96,7 +96,7 @@ def ids_of(path: Path) -> list[str]:
     """Ids and trace ids in a file, and names that are like them."""
     found = sorted({text for text in path.read_text().split('"') if len(text) > 20})
     named = [text for text in found if "-" in text or len(text) == 32]
-    return named[:: max(1, len(named) // 3)][:3]
+    return named[:: max(1, len(named) // 4)][:4]
 
 
 @pytest.mark.parametrize("name", SOME)
