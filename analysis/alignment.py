@@ -7,12 +7,13 @@ in which the offset lies; a clock whose offset has no bound on one side is not m
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pandas as pd
 
+from pdtrace.analysis.anchors import shifted
 from pdtrace.analysis.arrays import Ints
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER, own_spans
 from pdtrace.analysis.clock_drift import NO_BOUND, slack
@@ -103,8 +104,7 @@ def clocks_of(parts: Sequence[Testimony], drift_ppm: float = DRIFT_PPM) -> Clock
 def aligned(table: SpansTable, clocks: Clocks | None) -> Alignment:
     """The table with its clocks moved by these offsets; None: all is on one clock."""
     if clocks is None:
-        spans = table.spans.assign(shift_ns=np.int64(0))
-        moved = SpansTable(spans, table.events, table.rejected)
+        moved = shifted(table, pd.Series(np.int64(0), index=table.spans.index))
         pairs = pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in _NO_PAIRS.items()})
         return Alignment(moved, None, pd.Series(dtype="int64"), pairs)
     own = own_spans(table.spans)
@@ -115,7 +115,8 @@ def aligned(table: SpansTable, clocks: Clocks | None) -> Alignment:
         uses[["key", "clock_id", "shift_ns"]], how="left", on=["key", "clock_id"]
     )["shift_ns"]
     by_row = pd.Series(shift.fillna(0).to_numpy(np.int64), index=own.index)
-    return Alignment(_moved(table, by_row), clocks, own["key"], pairs)
+    by_row = by_row.reindex(table.spans.index, fill_value=0)
+    return Alignment(shifted(table, by_row), clocks, own["key"], pairs)
 
 
 def _ranks(own: pd.DataFrame) -> pd.Series:
@@ -209,19 +210,3 @@ def midpoint(bounds: Ints, row: Ints, one: Ints, other: Ints) -> pd.Series:
     above, below = bounds[row, one, other], bounds[row, other, one]
     middle = (above - below) // 2
     return pd.Series(pd.arrays.IntegerArray(middle, (above >= NO_BOUND) | (below >= NO_BOUND)))
-
-
-def _moved(table: SpansTable, shift: pd.Series) -> SpansTable:
-    spans, events = table.spans, table.events
-    by_row = shift.reindex(spans.index, fill_value=0)
-    return replace(
-        table,
-        spans=spans.assign(
-            start_ns=spans["start_ns"] - by_row,
-            end_ns=spans["end_ns"] - by_row,
-            shift_ns=by_row,
-        ),
-        events=events.assign(
-            time_ns=events["time_ns"] - by_row.reindex(events["row"]).to_numpy(np.int64)
-        ),
-    )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from pdtrace.analysis.account import Account, Refused
-from pdtrace.analysis.clock_notes import clock_notes
+from pdtrace.analysis.clock_notes import anchor_notes, clock_notes
 from pdtrace.analysis.clocks import DRIFT_PPM, Clocks
 from pdtrace.analysis.load import handoffs_of, loaded
 from pdtrace.analysis.opened import Large, Workers, nothing_named, opened
@@ -91,7 +91,8 @@ def _in_parts(source: Large, drift_ppm: float, workers: Workers | None, also: Al
     account = replace(found.account, rejected=found.account.rejected + source.rejected)
     if alone := _elsewhere(account, refused):
         account += Account.of(build([]), Copies(), alone)
-    notes = [*notes_of(source.reading, account), *clock_notes(requests, found.clocks)]
+    notes = [*notes_of(source.reading, account), *anchor_notes(division.readings)]
+    notes += clock_notes(requests, found.clocks)
     beside = pd.concat(found.beside, ignore_index=True)
     return Analysed(found.split, notes, cut, timelines, found.clocks, beside, source.spill)
 

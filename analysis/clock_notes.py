@@ -4,6 +4,7 @@ from typing import Final
 
 import pandas as pd
 
+from pdtrace.analysis.anchors import Readings, chosen
 from pdtrace.analysis.clocks import Clocks
 from pdtrace.analysis.counted import plural
 from pdtrace.analysis.handoffs import Handoffs
@@ -13,6 +14,26 @@ from pdtrace.analysis.split import Split
 
 LIMITED_PERCENT: Final = 10
 """A half-width above this part of a request's coordination wait limits what its split can tell."""
+
+
+_WORTH_TELLING_NS: Final = 100_000
+"""Anchors that are less apart differ by how long it took to read them."""
+
+
+def anchor_notes(found: Readings) -> list[str]:
+    """A sentence for each clock whose wall time was stepped."""
+    anchors, notes = chosen(found), []
+    for clock, kept in sorted(anchors.items()):
+        apart = {anchor: abs(anchor - kept) for of, anchor in found if of == clock}
+        moved = [anchor for anchor in apart if apart[anchor] > _WORTH_TELLING_NS]
+        if moved:
+            spans = sum(found[clock, anchor] for anchor in moved)
+            most = milliseconds(max(apart.values()))
+            notes.append(
+                f"{plural(spans, 'span')} of clock {clock[:8]} placed before or after its wall "
+                f"time was set, by up to {most} ms: all are on one reading of it now"
+            )
+    return notes
 
 
 def clipped_gaps(handoffs: Handoffs) -> pd.Series:

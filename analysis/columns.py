@@ -56,6 +56,7 @@ RESOURCE_ATTRIBUTES: Final = {
     semconv.TP_RANK: "tp_rank",
     semconv.PP_RANK: "pp_rank",
     semconv.CLOCK_ID: "clock_id",
+    semconv.CLOCK_ANCHOR_NS: "anchor_ns",
 }
 SPAN_ATTRIBUTES: Final = {
     semconv.ERROR_TYPE: "error_type",
@@ -63,6 +64,7 @@ SPAN_ATTRIBUTES: Final = {
     semconv.ENGINE_REQUEST_ID: "engine_request_id",
     semconv.PEER_ENGINE_REQUEST_ID: "peer_engine_request_id",
     semconv.PEER_ENGINE_ID: "peer_engine_id",
+    semconv.CLOCK_ANCHOR_NS: "anchor_ns",
     semconv.MODEL: "model",
     semconv.MODE: "mode",
     semconv.DISPATCH: "dispatch",

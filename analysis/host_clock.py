@@ -3,7 +3,6 @@
 Processes of two hosts share no clock, whether they say so or not.
 """
 
-from collections.abc import Iterable
 from typing import Final
 
 import pandas as pd
@@ -25,6 +24,6 @@ def with_clocks(spans: pd.DataFrame) -> pd.DataFrame:
     return spans.assign(clock_id=coded(named))
 
 
-def clocks_of_hosts(hosts: Iterable[str]) -> set[str]:
-    """The ids that `with_clocks` gives to spans of these hosts."""
-    return {_HOST_CLOCK + host for host in hosts if host}
+def clock_of_host(host: str) -> str:
+    """The id that `with_clocks` gives to spans of this host, "" where there is none."""
+    return _HOST_CLOCK + host if host else ""

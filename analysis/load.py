@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pdtrace.analysis.alignment import aligned, clocks_in
-from pdtrace.analysis.clock_notes import clipped_gaps, clock_notes
+from pdtrace.analysis.anchors import chosen, on_one_anchor, readings
+from pdtrace.analysis.clock_notes import anchor_notes, clipped_gaps, clock_notes
 from pdtrace.analysis.clocks import DRIFT_PPM, Clocks
 from pdtrace.analysis.handoffs import Handoffs, join
 from pdtrace.analysis.opened import nothing_named
@@ -18,7 +19,7 @@ from pdtrace.analysis.tabulate import Tabulated, tabulate
 class Loaded:
     """`handoffs`: the requests on aligned clocks; a column `clipped_gaps` more (`clock_notes`).
 
-    `table`: the spans with their times as recorded.
+    `table`: the spans with their times as recorded, but each clock's on one anchor (`anchors`).
     `clocks`: the offsets that were estimated, None where there is one clock only.
     `notes`: sentences for the user about what was left out or changed. `partial`: the source said
     that its answer was cut.
@@ -48,12 +49,14 @@ def load(
 
 def loaded(read: Tabulated, drift_ppm: float = DRIFT_PPM) -> Loaded:
     """The requests of a spans table; raises `SourceError` as `load` does."""
-    clocks = clocks_in(read.table, drift_ppm)
-    handoffs = handoffs_of(read.table, clocks, read.partial)
-    notes = [*read.notes, *clock_notes(handoffs.requests, clocks)]
+    found = readings(read.table.spans)
+    table = on_one_anchor(read.table, chosen(found))
+    clocks = clocks_in(table, drift_ppm)
+    handoffs = handoffs_of(table, clocks, read.partial)
+    notes = [*read.notes, *anchor_notes(found), *clock_notes(handoffs.requests, clocks)]
     if handoffs.requests.empty:
-        raise SourceError(nothing_named(len(read.table.spans)))
-    return Loaded(handoffs, read.table, clocks, notes, read.partial)
+        raise SourceError(nothing_named(len(table.spans)))
+    return Loaded(handoffs, table, clocks, notes, read.partial)
 
 
 def handoffs_of(table: SpansTable, clocks: Clocks | None, partial: bool = False) -> Handoffs:

@@ -133,7 +133,9 @@ def _rows(exports: pa.ChunkedArray, measure: bool, span_bytes: int) -> Batch:
     of_entry = pa.array(entry[scope])
     columns = {name: column.take(of_entry) for name, column in resource.items()}
     _attributes(_field(scopes, "scope", "attributes"), {}, len(scopes))
-    columns |= _attributes(_field(spans, "attributes"), SPAN_ATTRIBUTES, count)
+    for name, column in _attributes(_field(spans, "attributes"), SPAN_ATTRIBUTES, count).items():
+        # What the span says itself goes before what its resource says.
+        columns[name] = pc.coalesce(column, columns[name]) if name in columns else column
     columns |= _own_fields(spans)
     if measure:
         _demand(bool((_largest(spans) <= span_bytes).all()))

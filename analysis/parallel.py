@@ -17,6 +17,7 @@ import pandas as pd
 
 from pdtrace.analysis.account import Account, Refused
 from pdtrace.analysis.alignment import Testimony, clocks_of, testimony
+from pdtrace.analysis.anchors import on_one_anchor
 from pdtrace.analysis.clocks import Clocks
 from pdtrace.analysis.handoffs import Handoffs
 from pdtrace.analysis.load import handoffs_of
@@ -107,9 +108,10 @@ def split_part(
 
 
 def read(part: Part) -> tuple[SpansTable, Copies]:
-    """The spans table of one part."""
+    """The spans table of one part, each clock on one anchor."""
     builder = TableBuilder()
-    for path, rows in groupby(part, key=lambda one: one.path):
+    for path, rows in groupby(part.rows, key=lambda one: one.path):
         for batch in read_rows(path, {one.group: one.rows for one in rows}):
             builder.add_batch(batch)
-    return builder.finish()
+    table, copies = builder.finish()
+    return on_one_anchor(table, part.anchors), copies

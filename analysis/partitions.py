@@ -17,11 +17,12 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
+from pdtrace.analysis.anchors import Anchors, Readings, chosen
 from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.coded import whole
 from pdtrace.analysis.files import Source
 from pdtrace.analysis.grouped import lowest, present
-from pdtrace.analysis.host_clock import clocks_of_hosts
+from pdtrace.analysis.host_clock import clock_of_host
 from pdtrace.analysis.identity import components
 from pdtrace.analysis.keys import Keys
 from pdtrace.analysis.parquet import RowGroup, read_columns
@@ -35,7 +36,8 @@ _REQUEST, _TRACE, _LEG = ("request".ljust(16), "trace".ljust(16), "leg".ljust(16
 _TIES: Final = {"trace_id": _TRACE, "engine_request_id": _LEG, "peer_engine_request_id": _LEG}
 _AT_ONCE: Final = 4
 """Row groups that one process looks at before others have their turn."""
-_COLUMNS: Final = ("request_id", *_TIES, "name", "start_ns", "error", "clock_id", "host")
+_CLOCK: Final = ("clock_id", "host", "anchor_ns")
+_COLUMNS: Final = ("request_id", *_TIES, "name", "start_ns", "error", *_CLOCK)
 
 
 class Rows(NamedTuple):
@@ -46,14 +48,19 @@ class Rows(NamedTuple):
     rows: npt.NDArray[np.int32]
 
 
-Part = tuple[Rows, ...]
+class Part(NamedTuple):
+    """Whole requests, and what `anchors.on_one_anchor` puts their times on."""
+
+    rows: tuple[Rows, ...]
+    anchors: Anchors
 
 
 class Division(NamedTuple):
-    """`parts`: whole requests each. `clocks`: the ids of the clocks that spans name."""
+    """`clocks`: the ids of the clocks that spans name. `readings`: of `anchors`."""
 
     parts: list[Part]
     clocks: frozenset[str]
+    readings: Readings
     spans: int
 
 
@@ -80,6 +87,7 @@ class _Group:
     made: bool
     """There are tries that may be of vLLM's own making."""
     clocks: frozenset[str]
+    readings: Readings
 
 
 def divide(
@@ -102,9 +110,12 @@ def divide(
         for wanted in np.unique(number).tolist():
             mine = np.flatnonzero(part == wanted).astype(np.int32)
             parts.setdefault(wanted, []).append(Rows(group.path, group.number, mine))
+    readings = sum((group.readings for group in groups), Readings())
+    anchors = chosen(readings)
     return Division(
-        parts=[tuple(parts[wanted]) for wanted in sorted(parts)],
+        parts=[Part(tuple(parts[wanted]), anchors) for wanted in sorted(parts)],
         clocks=frozenset().union(*(group.clocks for group in groups)),
+        readings=readings,
         spans=sum(len(group.request) for group in groups),
     )
 
@@ -125,6 +136,7 @@ def _looked_at(place: RowGroup, table: pa.Table) -> _Group:
     count = len(ids)
     name, names = _coded(table["name"])
     ours = names.isin(semconv.OWN_SPANS).to_numpy(np.bool_)
+    clocks, stated = _clocks(table, ours[name])
     owner, thing, made = [], [], np.zeros(len(table), dtype=np.bool_)
     for column, kind in _TIES.items():
         code, texts = _coded(table[column])
@@ -146,19 +158,38 @@ def _looked_at(place: RowGroup, table: pa.Table) -> _Group:
         thing=np.concatenate(thing),
         whole=bool(ours.all() and (ids != "").all()),
         made=bool(made.any()),
-        clocks=_clocks(table, ours[name]),
+        clocks=clocks,
+        readings=stated,
     )
 
 
-def _clocks(table: pa.Table, ours: Bools) -> frozenset[str]:
-    """Those that spans name, or that are the hosts' of our spans (`host_clock`)."""
-    code, clocks = _coded(table["clock_id"])
-    named = frozenset(clocks) - {""}
-    nameless = (clocks == "").to_numpy(np.bool_)[code] & ours
-    if not nameless.any():
-        return named
-    host, hosts = _coded(table["host"])
-    return named | clocks_of_hosts(hosts.iloc[np.unique(host[nameless])])
+def _clocks(table: pa.Table, ours: Bools) -> tuple[frozenset[str], Readings]:
+    """The clocks that spans name, or that are the hosts' of our spans, and their anchors."""
+    code, named = _coded(table["clock_id"])
+    names = named.tolist()
+    nameless = (named == "").to_numpy(np.bool_)[code] & ours
+    if nameless.any():
+        host, hosts = _coded(table["host"])
+        code = np.where(nameless, len(names) + host, code)
+        names += map(clock_of_host, hosts)
+    used = np.flatnonzero(present(code, len(names)))
+    clocks = frozenset(names[place] for place in used.tolist()) - {""}
+    return clocks, _readings(code, names, table["anchor_ns"])
+
+
+def _readings(code: Ints, names: Sequence[str], column: pa.ChunkedArray) -> Readings:
+    """Rows by clock (its place among `names`) and anchor, where they state one."""
+    found = Readings()
+    if column.null_count == len(column):
+        return found
+    stated = column.is_valid().to_numpy()
+    place, anchors = pd.factorize(column.drop_null().to_numpy())
+    both = code[stated] * len(anchors) + place
+    for one, count in pd.Series(both).value_counts().items():
+        clock, anchor = divmod(int(str(one)), len(anchors))
+        if names[clock]:
+            found[names[clock], int(anchors[anchor])] = int(count)
+    return found
 
 
 def _coded(column: pa.ChunkedArray) -> tuple[Ints, pd.Series]:

@@ -49,6 +49,7 @@ SPAN_COLUMNS: Final = (
     Column("tp_rank", TIME, "rank, 0 where absent"),
     Column("pp_rank", TIME, "rank, 0 where absent"),
     Column("clock_id", TEXT, "equal values share one clock"),
+    Column("anchor_ns", NULLABLE, "Unix less monotonic time by which the times were placed, ns"),
     Column("mode", TEXT, "push, pull, none"),
     Column("dispatch", TEXT, "concurrent, sequential"),
     Column("leg", TEXT, "prefill, decode"),

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from pdtrace.analysis.account import Account
-from pdtrace.analysis.clock_notes import clock_notes
+from pdtrace.analysis.clock_notes import anchor_notes, clock_notes
 from pdtrace.analysis.clocks import DRIFT_PPM
 from pdtrace.analysis.coded import whole
 from pdtrace.analysis.find import Names, NotFound, not_found
@@ -41,11 +41,13 @@ def load_sought(
         clocks = clocks_of_parts(division, DRIFT_PPM, executor)
         # Most sources are one part, and what has no name of ours in it is never divided.
         parts = division.parts if len(division.parts) == 1 else _holding(division.parts, names)
-        table, copies = read(tuple(rows for part in parts for rows in part))
+        together = tuple(rows for part in parts for rows in part.rows)
+        table, copies = read(Part(together, parts[0].anchors))
     handoffs = handoffs_of(table, clocks, source.partial)
     traces = set(table.spans["trace_id"].cat.categories)
     refused = [ids for ids in source.reading.tally.refused if ids[0] in traces]
     notes = notes_of(source.reading, Account.of(table, copies, refused))
+    notes += anchor_notes(division.readings)
     notes += clock_notes(handoffs.requests, clocks)
     return Loaded(handoffs, table, clocks, notes, source.partial)
 
@@ -74,7 +76,7 @@ def _ids(part: Part) -> pd.Series:
 
 def _texts(part: Part) -> Iterator[tuple[str, pd.Series]]:
     """The different texts of each column of names, row group by row group."""
-    for path, places in groupby(part, key=lambda one: one.path):
+    for path, places in groupby(part.rows, key=lambda one: one.path):
         mine = list(places)
         groups = [RowGroup(path, one.group, len(one.rows)) for one in mine]
         for one, table in zip(mine, read_columns(groups, _COLUMNS), strict=True):

@@ -87,15 +87,13 @@ class PushWorkerHooks(WorkerHooks):
         since = self.open_requests(metadata)
         for request_id in metadata.push_registrations:
             if request_id in since:
-                data = {ev.AT: since[request_id]}
-                self._record(ev.REGISTRATION_BEGUN, request_id, data)
+                self._recorder.record_at(ev.REGISTRATION_BEGUN, since[request_id], request_id)
         for request_id, block_ids in metadata.push_finished_blocks.items():
             now_ns = self._recorder.now()
             self._handed[request_id] = now_ns
             bound(self._handed)
             if request_id in since:
-                data = {ev.AT: since[request_id]}
-                self._record(ev.PREFILL_END_BEGUN, request_id, data)
+                self._recorder.record_at(ev.PREFILL_END_BEGUN, since[request_id], request_id)
                 count = {sc.BLOCK_COUNT: block_count(block_ids)}
                 self._recorder.record_at(ev.BLOCKS_HANDED, now_ns, request_id, count)
 
@@ -227,7 +225,7 @@ class PushWorkerHooks(WorkerHooks):
         if match is None:
             return
         request_id, handed_ns, both_known_ns, received, registration = match
-        wall_ns, record = self._recorder.wall_ns, self._record
+        record, record_at = self._record, self._recorder.record_at
         context = registration.get(sc.REGISTRATION_KEY)
         if isinstance(context, dict) and isinstance(context.get(sc.PARAM_TRACEPARENT), str):
             record(ev.ADOPTED, request_id, context[sc.PARAM_TRACEPARENT])
@@ -238,13 +236,13 @@ class PushWorkerHooks(WorkerHooks):
         record(ev.LEARNED, request_id, peer)
         first_ns = received[0].mono_ns
         first = sc.MATCH_REGISTRATION if first_ns <= handed_ns else sc.MATCH_BLOCKS
-        record(ev.MATCH_BEGUN, request_id, {ev.AT: wall_ns(min(handed_ns, first_ns))})
+        record_at(ev.MATCH_BEGUN, min(handed_ns, first_ns), request_id)
         for one in received:
-            rank = {} if one.rank is None else {sc.PEER_TP_RANK: one.rank}
-            record(ev.REGISTRATION_RECEIVED, request_id, {ev.AT: wall_ns(one.mono_ns), **rank})
+            rank = None if one.rank is None else {sc.PEER_TP_RANK: one.rank}
+            record_at(ev.REGISTRATION_RECEIVED, one.mono_ns, request_id, rank)
         both_ns = max(handed_ns, first_ns)
-        record(ev.MATCHED, request_id, {ev.AT: wall_ns(both_ns), sc.MATCH_FIRST: first})
-        self._recorder.record_at(ev.WRITE_BEGUN, both_known_ns, request_id)
+        record_at(ev.MATCHED, both_ns, request_id, {sc.MATCH_FIRST: first})
+        record_at(ev.WRITE_BEGUN, both_known_ns, request_id)
 
     def _pushed(self, _: Any, request_id: str, *__: Any) -> None:
         self._report_match()

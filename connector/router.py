@@ -39,7 +39,7 @@ from pdtrace.connector.router_settings import (
 )
 from pdtrace.connector.router_spans import DerivedIdGenerator
 from pdtrace.tracing import semconv
-from pdtrace.tracing.clock import Clock
+from pdtrace.tracing.clock import Clock, process_clock
 from pdtrace.tracing.provider import open_provider
 from pdtrace.tracing.settings import ConfigurationError
 
@@ -52,7 +52,7 @@ _READ_BYTES: Final = 2**20
 
 def create_app(settings: RouterSettings, tracer: Tracer, clock: Clock | None = None) -> Starlette:
     """The ASGI application; it opens and closes its connections with the server's lifespan."""
-    clock = clock or Clock()
+    clock = clock or process_clock()
     backends = _backends(settings, clock)
 
     @contextlib.asynccontextmanager

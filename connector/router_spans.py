@@ -37,12 +37,12 @@ class Timeline:
     def __init__(self, clock: Clock) -> None:
         clock.refresh()
         self._clock = clock
-        self._anchor: Anchor = clock.anchor()
+        self.anchor: Anchor = clock.anchor()
         self.began_ns = clock.mono_ns()
 
     def wall_ns(self, mono_ns: int | None = None) -> int:
         """Unix time of a monotonic instant; of now when none is given."""
-        return self._anchor.to_wall_ns(self._clock.mono_ns() if mono_ns is None else mono_ns)
+        return self.anchor.to_wall_ns(self._clock.mono_ns() if mono_ns is None else mono_ns)
 
 
 class _TimedSpan:
@@ -100,7 +100,7 @@ class RequestSpan(_TimedSpan):
         headers: Mapping[str, str],
     ) -> None:
         self._tracer = tracer
-        self._common = dict(common)
+        self._common = {**common, **timeline.anchor.restated()}
         # An explicit empty context: never the ambient one of the process.
         parent = _PROPAGATOR.extract(headers, context=Context())
         token = _root_trace_id.set(derived_trace_id(str(common[semconv.REQUEST_ID])))
@@ -109,7 +109,7 @@ class RequestSpan(_TimedSpan):
                 semconv.SPAN_REQUEST,
                 context=parent,
                 kind=SpanKind.SERVER,
-                attributes={**common, **own},
+                attributes={**self._common, **own},
                 start_time=timeline.wall_ns(timeline.began_ns),
             )
         finally:

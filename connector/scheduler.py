@@ -213,9 +213,9 @@ class SchedulerHooks:
         leg = self._legs.get(request_id)
         if leg is None:
             return
-        data = {ev.AT: at_ns} if rank < 0 else {ev.AT: at_ns, sc.PEER_TP_RANK: rank}
+        data = None if rank < 0 else {sc.PEER_TP_RANK: rank}
         kind = ev.LEASE_NOTIFIED if leg.held else ev.NOTIFICATION_SEEN
-        self._record(kind, request_id, data)
+        self._recorder.record_at(kind, self._recorder.mono_ns(at_ns), request_id, data)
 
     def _failing(self, request_id: str, error: str) -> None:
         """A worker says what failed; the first cause counts."""

@@ -108,11 +108,11 @@ class WorkerHooks(ABC):
         """A step's metadata is here, before the worker acts on it."""
 
     def open_requests(self, metadata: Any) -> dict[str, int]:
-        """Make the step's new requests known; their `since_ns` by request id."""
+        """Make the step's new requests known; since when by request id, monotonic ns."""
         since = {}
         for request_id, carrier in attached(metadata).items():
             self._record(ev.OPENED, request_id, carrier.context())
-            since[request_id] = carrier.since_ns
+            since[request_id] = self._recorder.mono_ns(carrier.since_ns)
         return since
 
     # --- handshakes: asked when a call had to leave its request waiting, usable when it comes back

@@ -1,11 +1,11 @@
 """Clocks that are wrong in a known way: spans as hosts with such clocks would have written them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from generator import EPOCH_NS
 
-from pdtrace.analysis.records import EventRecord, SpanRecord
+from pdtrace.analysis.records import AttributeValue, EventRecord, SpanRecord
 from pdtrace.tracing import semconv as sc
 
 
@@ -46,6 +46,33 @@ def _written(span: SpanRecord, clock: Skew) -> SpanRecord:
         else clock.shows(span.end_ns),
         events=events,
         resource={**span.resource, sc.CLOCK_ID: clock.name},
+    )
+
+
+ANCHOR_NS = EPOCH_NS - 10**15
+
+
+def stepped(spans: Iterable[SpanRecord], steps: Sequence[int]) -> list[SpanRecord]:
+    """As written by processes of which some placed their spans after their wall clock was set.
+
+    Every other span is not moved, the rest by one of `steps` (ns) in turn; its anchor is stated by
+    its resource, or by the span where its process read the clock again.
+    """
+    return [_placed(span, place, steps) for place, span in enumerate(spans)]
+
+
+def _placed(span: SpanRecord, place: int, steps: Sequence[int]) -> SpanRecord:
+    by = steps[place // 2 % len(steps)] if place % 2 else 0
+    anchor: dict[str, AttributeValue] = {sc.CLOCK_ANCHOR_NS: ANCHOR_NS + by}
+    again = by and place % 3
+    first = {sc.CLOCK_ANCHOR_NS: ANCHOR_NS} if again else anchor
+    return replace(
+        span,
+        start_ns=span.start_ns + by,
+        end_ns=span.end_ns + by,
+        events=tuple(EventRecord(e.name, e.time_ns + by, e.attributes) for e in span.events),
+        attributes={**span.attributes, **(anchor if again else {})},
+        resource={**span.resource, **first},
     )
 
 

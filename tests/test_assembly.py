@@ -27,7 +27,7 @@ def test_a_decode_leg_becomes_four_adjacent_spans() -> None:
     bench.at(10, ev.DECODE_ARRIVED)
     bench.at(12, ev.DECODE_ATTEMPTED)
     bench.at(15, ev.DECODE_ALLOCATED)
-    bench.at(40, ev.NOTIFICATION_SEEN, {ev.AT: EPOCH_NS + 38, sc.PEER_TP_RANK: 1})
+    bench.at(38, ev.NOTIFICATION_SEEN, {sc.PEER_TP_RANK: 1})
     bench.at(50, ev.KV_COMPLETE, {sc.EXTERNAL_TOKENS: 99})
     bench.at(60, ev.DECODE_SCHEDULED, {sc.PREEMPTIONS: 0})
     bench.at(75, ev.FIRST_TOKEN, {sc.RECOMPUTED_TOKENS: 1})
@@ -93,11 +93,12 @@ def test_a_caller_that_does_not_record_gets_no_spans() -> None:
     assert bench.spans() == []
 
 
-def test_an_instant_taken_elsewhere_replaces_the_events_own() -> None:
+def test_an_instant_that_another_process_told_keeps_its_place() -> None:
     """Another process's clock may be ahead by a reading: no span ends before it starts."""
     bench = Bench()
     bench.open()
-    bench.at(100, ev.PREFILL_END_BEGUN, {ev.AT: EPOCH_NS + 150})
+    told = bench.recorder.mono_ns(EPOCH_NS + 150)
+    bench.recorder.record_at(ev.PREFILL_END_BEGUN, told, ENGINE_ID)
     bench.at(120, ev.BLOCKS_HANDED, {sc.BLOCK_COUNT: 3})
     (span,) = bench.spans()
     assert (span["start"], span["end"]) == (150, 150)

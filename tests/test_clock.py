@@ -2,8 +2,10 @@
 
 import os
 import time
+from pathlib import Path
 
-from pdtrace.tracing.clock import STEP_NS, Anchor, Clock, clock_id
+from pdtrace.tracing import semconv as sc
+from pdtrace.tracing.clock import STEP_NS, Anchor, Clock, clock_id, namespace_ns, process_clock
 from pdtrace.tracing.testing import EPOCH_NS, SettableClock
 
 
@@ -64,3 +66,33 @@ def test_two_processes_of_one_boot_share_the_clock_id() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(read_end, 100).decode() == clock_id() != ""
+
+
+def test_only_a_later_anchor_is_stated_by_spans() -> None:
+    """The first one is stated by the resource."""
+    clock = SettableClock()
+    assert clock.anchor().restated() == {} and clock.anchor() is clock.first
+    clock.step = 7 * STEP_NS
+    clock.refresh()
+    assert clock.anchor().restated() == {sc.CLOCK_ANCHOR_NS: EPOCH_NS + 7 * STEP_NS}
+
+
+def test_an_anchor_is_stated_by_the_monotonic_clock_of_the_host(tmp_path: Path) -> None:
+    """In a time namespace the monotonic clock is ahead by what the kernel tells."""
+    offsets = tmp_path / "timens_offsets"
+    offsets.write_text("monotonic        3600        25\nboottime            0         0\n")
+    inside = Clock(lambda: 10**18, lambda: 4_000_000_000_000, namespace_ns(offsets))
+    assert inside.first.of_host_ns == 10**18 - 400_000_000_000 + 25
+    assert inside.first.to_wall_ns(4_000_000_000_000) == 10**18
+
+
+def test_a_kernel_without_time_namespaces_has_no_offset(tmp_path: Path) -> None:
+    """Or one that tells something else."""
+    assert namespace_ns(tmp_path / "none") == 0
+    (tmp_path / "other").write_text("monotonic soon\n")
+    assert namespace_ns(tmp_path / "other") == 0
+
+
+def test_a_process_has_one_clock() -> None:
+    """All recorders of an engine place their spans by one anchor."""
+    assert process_clock() is process_clock()

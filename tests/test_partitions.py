@@ -13,7 +13,7 @@ import pytest
 from generator import Shape, records
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from skew import Skew, by_role, skewed
+from skew import Skew, by_role, skewed, stepped
 from test_identity import KNOWN, failed_load, phantom
 from test_split_properties import shapes
 
@@ -73,6 +73,7 @@ def divided(files: Sequence[Path], rows: int) -> tuple[Division, Result]:
     rows=st.integers(15, 120),
     ids=st.integers(1, 8),
     clocks=st.booleans(),
+    steps=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_parts_give_the_split_of_all(
@@ -80,10 +81,11 @@ def test_parts_give_the_split_of_all(
     rows: int,
     ids: int,
     clocks: bool,
+    steps: bool,
     seed: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    """Whatever the size of a part, with ids that are used again and clocks that are off."""
+    """Whatever the size of a part, with ids used again, clocks that are off and that are set."""
     spans = [
         span
         for number, shape in enumerate(batch)
@@ -93,11 +95,13 @@ def test_parts_give_the_split_of_all(
     if clocks:
         off = {name: Skew(name, place * 10**7) for place, name in enumerate(ROLES)}
         spans = skewed(spans, by_role(**off))
+    if steps:
+        spans = stepped(spans, (612_000, -(10**9)))
     files = stored(tmp_path_factory.mktemp("parts"), spans)
     loaded = load(files)
     division, found = divided(files, rows)
     same(found.split, split(loaded.handoffs))
-    assert division.spans == sum(len(rows.rows) for part in division.parts for rows in part)
+    assert division.spans == sum(len(rows.rows) for part in division.parts for rows in part.rows)
     assert [*found.account.notes(), *found.account.refusals()] == [
         note for note in loaded.notes if "clock" not in note
     ]
@@ -122,7 +126,7 @@ def test_parts_follow_arrival_and_hold_whole_requests(tmp_path: Path) -> None:
         for span in records(Shape(mode="push", start=number * 1000), f"r-{number:02}")
     ]
     division = divide(row_groups(stored(tmp_path, spans)), len(spans) // 5)
-    sizes = [sum(len(rows.rows) for rows in part) for part in division.parts]
+    sizes = [sum(len(rows.rows) for rows in part.rows) for part in division.parts]
     assert sum(sizes) == division.spans == len(spans)
     assert [size // (len(spans) // 30) for size in sizes] == [6, 6, 6, 6, 6]
     found = split_parts(division, 50.0).split.requests

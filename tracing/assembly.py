@@ -16,7 +16,6 @@ from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.clock import Anchor
 from pdtrace.tracing.events import (
     ADOPTED,
-    AT,
     CLOSED,
     LEARNED,
     OPENED,
@@ -113,9 +112,6 @@ class Assembler:
             return
         entry.last_ns = mono_ns
         at_ns = mono_ns + entry.offset_ns
-        if data and AT in data:
-            data = dict(data)
-            at_ns = data.pop(AT)
         started = entry.open
         for name in kind.ends:
             start_ns = started.pop(name, None)
@@ -187,6 +183,7 @@ class Assembler:
             sc.REQUEST_ID: base_id,
             sc.ENGINE_REQUEST_ID: request_id,
             **context.attributes,
+            **anchor.restated(),
         }
         shared = Shared(trace, attributes, self._origin)
         self._entries[request_id] = _Entry(shared, anchor, mono_ns)

@@ -5,9 +5,8 @@ An event is one append of a small tuple on an engine's thread, nothing more:
     (kind, mono_ns, request_id, data)
 
 `mono_ns` is CLOCK_MONOTONIC in nanoseconds. `data` is None or a mapping that the caller will not
-change again: attributes for the spans that end, or for the point. Two keys are reserved: `AT` gives
-the instant as Unix nanoseconds when it was taken elsewhere, `ERROR_TYPE` makes the ended spans
-errors. The recorder's thread turns events into spans later.
+change again: attributes for the spans that end, or for the point; with `ERROR_TYPE` among them the
+ended spans are errors. The recorder's thread turns events into spans later.
 """
 
 from collections.abc import Mapping
@@ -15,9 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from pdtrace.tracing import semconv as sc
-
-AT: Final = "at"
-"""Key in an event's data: the instant in Unix nanoseconds, instead of the event's own clock."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -21,7 +21,7 @@ from opentelemetry.trace import NoOpTracer, Tracer
 
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.background import Background
-from pdtrace.tracing.clock import clock_id
+from pdtrace.tracing.clock import clock_id, process_clock
 from pdtrace.tracing.export import make_exporter
 from pdtrace.tracing.processor import RequestProcessor, RequestSampler
 from pdtrace.tracing.sampling import Keeper, Sampler, make_sampler
@@ -75,6 +75,7 @@ def make_resource(role: str, attributes: Mapping[str, AttributeValue] | None = N
         sc.SCHEMA: sc.SCHEMA_VERSION,
         sc.ROLE: role,
         sc.CLOCK_ID: clock_id(),
+        sc.CLOCK_ANCHOR_NS: process_clock().first.of_host_ns,
         **(attributes or {}),
     }
     users = Resource.create().attributes

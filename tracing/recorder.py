@@ -18,7 +18,7 @@ from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
 from pdtrace.tracing.assembly import Assembler
-from pdtrace.tracing.clock import Clock
+from pdtrace.tracing.clock import Clock, process_clock
 from pdtrace.tracing.encode import give_way
 from pdtrace.tracing.events import Event, EventKind
 from pdtrace.tracing.guard import Guard
@@ -70,7 +70,7 @@ class Recorder:
         absent: frozenset[str] = frozenset(),
     ) -> None:
         """`absent` names spans that this process cannot tell; they are never begun."""
-        self.clock = clock or Clock()
+        self.clock = clock or process_clock()
         settings = telemetry.settings
         self.guard = guard or Guard()
         self.now: Callable[[], int] = self.clock.mono_ns
@@ -98,8 +98,12 @@ class Recorder:
         self._events.append((kind, mono_ns, request_id, data))
 
     def wall_ns(self, mono_ns: int) -> int:
-        """Unix nanoseconds of an instant of this process."""
+        """Unix nanoseconds of an instant of this process, to tell another one."""
         return self.clock.anchor().to_wall_ns(mono_ns)
+
+    def mono_ns(self, wall_ns: int) -> int:
+        """An instant that another process told, by the monotonic clock of this one."""
+        return wall_ns - self.clock.anchor().offset_ns
 
     @property
     def exported(self) -> int:
