@@ -2,9 +2,11 @@
 
 A *unit* is what one process did in one go: a router's request, one of its legs, or one leg on one
 engine (with several choices, `n` > 1, vLLM runs one request each: these are one unit). Units are
-tied exactly by parent spans and by the peer's own id that a leg names. What is tied to nothing
-goes by its request id: to the router's request that was open, else to the next first token. So an
-id that is used again makes a second request, while a router's retry stays in the first.
+tied exactly by parent spans and by the peer's own id that a leg names; of routers behind one
+another the inner's request lies in the outer's. What is tied to nothing goes by its request id: to
+the router's request that was open, else to the next first token. So an id that is used again makes
+a second request, while a router's retry stays in the first. What the clock of a router places
+before or after its requests is of none of them.
 
 Most ids were used once and are tied to no other id: they are one request each, without a look at
 ties.
@@ -18,7 +20,7 @@ import pyarrow as pa
 
 from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.coded import NO_CODE, NOTHING, among, codes, dense
-from pdtrace.analysis.grouped import LARGEST, ends, lowest, nullable, present
+from pdtrace.analysis.grouped import LARGEST, SMALLEST, ends, highest, lowest, nullable, present
 from pdtrace.analysis.keys import numbers
 from pdtrace.tracing import semconv
 
@@ -78,7 +80,7 @@ def identify(own: pd.DataFrame, leg: Ints) -> Identity:
 
 _OF_TIES: Final = [
     "request_id", "trace_id", "span_id", "parent_id", "name", "start_ns", "end_ns", "engine_id",
-    "engine_request_id", "peer_engine_request_id", "mode", "role", "error",
+    "engine_request_id", "peer_engine_request_id", "mode", "role", "error", "clock_id",
 ]  # fmt: skip
 
 
@@ -106,16 +108,30 @@ def _single(own: pd.DataFrame, leg: Ints) -> Bools:
         ends(part[makes], code[makes], count) for part in (leg, codes(own["engine_id"]))
     )
     alone = ~((legs_of[0] < legs_of[1]) | (engines_of[0] < engines_of[1]))
-    single: Bools = (routed == 1) | ((routed == 0) & alone)
+    single: Bools = ((routed == 1) & ~_outside(own, code, count)) | ((routed == 0) & alone)
     single[np.concatenate(several)] = False
     return single
+
+
+def _outside(own: pd.DataFrame, code: Ints, count: int) -> Bools:
+    """For each id (by code) whether a span begins after the router's request, or ends before it, by
+    the router's clock (bool, shape (count,))."""
+    request = (own["name"] == semconv.SPAN_REQUEST).to_numpy(np.bool_)
+    start, end = (own[name].to_numpy(np.int64) for name in ("start_ns", "end_ns"))
+    clock = codes(own["clock_id"])
+    opened = lowest(start[request], code[request], count)[code]
+    closed = highest(end[request], code[request], count)[code]
+    same = clock == lowest(clock[request], code[request], count)[code]
+    outside = same & (clock != NO_CODE) & ((start > closed) | (end < opened))
+    return present(code[outside], count)
 
 
 def by_ties(own: pd.DataFrame, leg: Ints) -> Identity:
     """The same for spans of which some share ids or ties."""
     unit, count = _units(own, leg)
     units = _facts(own, unit, count)
-    parents, peers = _of_one_request(_parent_ties(own, unit), units), _peer_ties(own, unit)
+    parents = np.concatenate([_parent_ties(own, unit), _nested_ties(own, unit)])
+    parents, peers = _of_one_request(parents, units), _peer_ties(own, unit)
     across = _across(units, parents, peers)
     ties = np.concatenate([parents, peers[~across]])
     units["part"] = components(count, ties)
@@ -143,8 +159,9 @@ def _units(own: pd.DataFrame, leg: Ints) -> tuple[Ints, int]:
 
 
 def _facts(own: pd.DataFrame, unit: Ints, count: int) -> pd.DataFrame:
-    """One row per unit: id (code), order, start_ns, first (its first row); token_ns and opened_ns
-    (nullable times)."""
+    """One row per unit: id (code), order, start_ns, end_ns, first (its first row), clock (of that
+    row, a code); token_ns, and of the router's requests opened_ns and closed_ns (nullable times).
+    """
     request = (own["name"] == semconv.SPAN_REQUEST).to_numpy(np.bool_)
     decode = among(own["name"], _TOKENS)
     goes_on = (own["name"] == semconv.SPAN_DECODE).to_numpy(np.bool_)
@@ -152,15 +169,19 @@ def _facts(own: pd.DataFrame, unit: Ints, count: int) -> pd.DataFrame:
     token = np.where(goes_on, start, end)
     works = _makes_tokens(own)
     order = np.select([request, (own["name"] == semconv.SPAN_LEG).to_numpy(), decode], [0, 1, 2], 3)
-    rows = np.arange(len(own), dtype=np.int64)
+    first = lowest(np.arange(len(own), dtype=np.int64), unit, count)
+    closed = highest(end[request], unit[request], count)
     return pd.DataFrame(
         {
             "id": lowest(codes(own["request_id"]), unit, count),
             "order": lowest(order, unit, count),
             "start_ns": lowest(start, unit, count),
-            "first": lowest(rows, unit, count),
+            "end_ns": highest(end, unit, count),
+            "first": first,
+            "clock": codes(own["clock_id"])[first],
             "token_ns": nullable(lowest(token[works], unit[works], count), LARGEST),
             "opened_ns": nullable(lowest(start[request], unit[request], count), LARGEST),
+            "closed_ns": nullable(closed, SMALLEST),
         }
     )
 
@@ -193,6 +214,21 @@ def _parent_ties(own: pd.DataFrame, unit: Ints) -> Ints:
     other = order[place]
     same = trace[one] == trace[other]
     return np.stack([unit[one[same]], unit[other[same]]], axis=1)
+
+
+def _nested_ties(own: pd.DataFrame, unit: Ints) -> Ints:
+    """Pairs of units (int64, shape (n, 2)) that are requests of routers with one id, trace and
+    clock, of which one lies in the other."""
+    by = ["request_id", "trace_id", "clock_id"]
+    router = (own["name"] == semconv.SPAN_REQUEST).to_numpy(np.bool_)
+    rows = own.loc[router, [*by, "start_ns", "end_ns"]].assign(unit=unit[router])
+    rows = rows.sort_values([*by, "start_ns", "end_ns"], ascending=[True] * 4 + [False])
+    key = rows.groupby(by, observed=True).ngroup()
+    latest = rows["end_ns"].astype("Int64").groupby(key).cummax()
+    inner = (rows["end_ns"] <= latest.groupby(key).shift()).fillna(False).astype("bool")
+    # Whatever is no inner one ends later than all before it.
+    outer = rows["unit"].astype("Int64").mask(inner).groupby(key).ffill()
+    return np.stack([rows["unit"][inner], outer[inner]], axis=1).astype(np.int64)
 
 
 def _of_one_request(ties: Ints, units: pd.DataFrame) -> Ints:
@@ -269,15 +305,18 @@ def _parts(units: pd.DataFrame) -> pd.DataFrame:
     return ranked.groupby("part").agg(
         id=("id", "first"),
         start_ns=("start_ns", "min"),
+        end_ns=("end_ns", "max"),
         first=("first", "min"),
+        clock=("clock", "first"),
         token_ns=("token_ns", "min"),
         opened_ns=("opened_ns", "min"),
+        closed_ns=("closed_ns", "max"),
     )
 
 
 def _gathered(parts: pd.DataFrame) -> pd.Series:
     """The component that each component belongs to: itself where it begins a request."""
-    routed = parts["opened_ns"].notna().groupby(parts["id"]).transform("any")
+    routed = parts["opened_ns"].notna().groupby(parts["id"]).transform("any") & ~_apart(parts)
     heads = parts["opened_ns"].notna() | (~routed & parts["token_ns"].notna())
     found = pd.Series(parts.index, index=parts.index, dtype="Int64").where(heads)
     if heads.all():
@@ -295,8 +334,22 @@ def _gathered(parts: pd.DataFrame) -> pd.Series:
         other = head.groupby("id")["head"].agg("first" if router else "last")
         near["head"] = near["head"].astype("Int64").fillna(near["id"].map(other).astype("Int64"))
         found = found.fillna(near.set_index("part")["head"])
-    first = pd.Series(parts.index, index=parts.index).groupby(parts["id"]).transform("first")
-    return found.fillna(first).astype("int64")
+    own = pd.Series(parts.index, index=parts.index).groupby([parts["id"], routed])
+    return found.fillna(own.transform("first")).astype("int64")
+
+
+def _apart(parts: pd.DataFrame) -> pd.Series:
+    """Which components are not of the router's, and lie before or after each of its requests with
+    their id by its own clock (bool)."""
+    router = parts.loc[parts["opened_ns"].notna(), ["id", "clock", "opened_ns", "closed_ns"]]
+    loose = parts[parts["opened_ns"].isna()]
+    both = loose.reset_index().merge(router, on="id", suffixes=("", "_router"))
+    same = (both["clock"] == both["clock_router"]) & (both["clock"] != NO_CODE)
+    outside = (both["start_ns"] > both["closed_ns_router"]) | (
+        both["end_ns"] < both["opened_ns_router"]
+    )
+    may_be = both.loc[~(same & outside), "part"]
+    return parts["opened_ns"].isna() & ~parts.index.isin(may_be)
 
 
 def _numbered(parts: pd.DataFrame, names: pd.Index) -> pd.DataFrame:

@@ -110,10 +110,11 @@ def test_recorders_on_both_sides_of_a_step(tmp_path: Path, monkeypatch: pytest.M
             recorder.record_at(ev.PREFILL_SCHEDULED, end, name)
             recorder.shutdown()
     found = load([tmp_path])
-    queues = found.table.spans.query("name == @sc.SPAN_PREFILL_QUEUE").set_index("request_id")
-    epoch = queues.loc["early", "start_ns"] - 10
-    relative = queues[["start_ns", "end_ns"]] - epoch
-    assert {row.Index: (row.start_ns, row.end_ns) for row in relative.itertuples()} == stretches
+    spans = found.table.spans[found.table.spans["name"] == sc.SPAN_PREFILL_QUEUE]
+    columns = ("request_id", "start_ns", "end_ns")
+    rows = list(zip(*(spans[name].tolist() for name in columns), strict=True))
+    (epoch,) = [start - 10 for name, start, _ in rows if name == "early"]
+    assert {name: (start - epoch, end - epoch) for name, start, end in rows} == stretches
 
 
 class FakeWallClock:

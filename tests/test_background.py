@@ -12,6 +12,7 @@ from pdtrace.analysis.collect import Collector
 from pdtrace.analysis.store import read_spans
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.background import Background
+from pdtrace.tracing.clock import Clock
 from pdtrace.tracing.provider import Telemetry, open_provider
 from pdtrace.tracing.recorder import Recorder
 from pdtrace.tracing.settings import Settings
@@ -83,7 +84,9 @@ def test_a_recorder_that_fails_does_not_keep_the_others_from_working() -> None:
     exporter = CapturingExporter()
     background = Background(exporter, Settings(send_every_s=0.1))
     broken, sound = (
-        Recorder(Telemetry(Resource({}), None, CountedIds(), background=background), start=False)
+        Recorder(
+            Telemetry(Resource({}), None, CountedIds(), background=background), Clock(), start=False
+        )
         for _ in range(2)
     )
     broken.clock.refresh = broken.clock.mono_ns = None  # type: ignore[method-assign, assignment]

@@ -114,6 +114,40 @@ def test_orphans_go_to_the_routers_request_that_was_open() -> None:
 
 
 @MODES
+@pytest.mark.parametrize("by", [50_000, -50_000], ids=["after", "before"])
+def test_an_id_that_came_by_the_router_and_once_without_it_is_two(mode: str, by: int) -> None:
+    """What began after the router's request ended, or ended before it began, is not of it."""
+    routed = records(SHAPES[mode])
+    direct = without_router(another(SHAPES[mode], 1, by))
+    (alone,), (bare,) = said(routed), said(direct)
+    both = [alone, bare] if by > 0 else [bare, alone]
+    assert said([*routed, *direct]) == [one | {"instance": n} for n, one in enumerate(both, 1)]
+
+
+def test_another_clock_does_not_tell_what_came_after_the_routers_request() -> None:
+    """An engine whose clock is ahead did its work inside of it."""
+    routed = [s for s in records(SHAPES["push"]) if s.resource[sc.ROLE] == sc.ROLE_ROUTER]
+    ahead = [
+        replace(s, resource={**s.resource, sc.CLOCK_ID: "of another host"})
+        for s in without_router(another(SHAPES["push"], 1, 50_000))
+    ]
+    assert len(said([*routed, *ahead])) == 1
+
+
+@MODES
+def test_a_router_behind_another_one_makes_no_second_request(mode: str) -> None:
+    """Also where no span says that its request is a part of the other's: it lies inside of it."""
+    inner = records(SHAPES[mode])
+    (root,) = [s for s in inner if s.name == sc.SPAN_REQUEST]
+    outer = replace(
+        root, span_id="f" * 16, start_ns=root.start_ns - 9, end_ns=root.end_ns + 9, events=()
+    )
+    (found,), (alone,) = said([*inner, outer]), said(inner)
+    assert found["phases"] == alone["phases"] | {"ingress": alone["phases"]["ingress"] + 9}
+    assert found["instance"] == 1
+
+
+@MODES
 def test_a_retry_by_the_router_stays_in_its_request(mode: str) -> None:
     """One `pd.request`, and the first token came from the last try on each side."""
     shape = replace(SHAPES[mode], p_retry=40, d_retry=30)
