@@ -1,14 +1,14 @@
 """The messages of one stream of bytes, recognised by content, without holding all of it.
 
 JSON lines (also the elements of an array, one a line), one JSON value over many lines, one
-protobuf message or many with their lengths before them, or a log of vLLM with events in it.
+protobuf message or many with their lengths before them, what the Collector's file exporter writes,
+or a log of vLLM with events in it.
 """
 
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, BinaryIO, Final, NamedTuple, cast
 
@@ -16,18 +16,28 @@ import orjson
 
 from pdtrace.analysis import kv_log
 from pdtrace.analysis.columns import Batch
-from pdtrace.analysis.counted import plural
-from pdtrace.analysis.framing import LONGEST_MESSAGE, BadFrame, CutFrame, read_frames
+from pdtrace.analysis.compression import PLAIN_BYTES, Plain
+from pdtrace.analysis.framing import (
+    LONGEST_MESSAGE,
+    BadFrame,
+    CutFrame,
+    four_bytes,
+    read_frames,
+    varint,
+)
 from pdtrace.analysis.intake import OtlpError
 from pdtrace.analysis.otlp import span_count
 from pdtrace.analysis.otlp_columns import BLOCK, read_lines
+from pdtrace.analysis.skipped import Skipped
 
 _BOM: Final = b"\xef\xbb\xbf"
 _FIRST_FIELD: Final = b"\x0a"
 """First byte of a bare ExportTraceServiceRequest: field 1, a message. Also a line feed."""
 _HEAD: Final = 64 << 20
 """Bytes in which a binary stream must show what it is."""
-_LINES_TRIED: Final = 8
+_TRIED: Final = 8
+"""Lines or messages that are looked at to tell what a stream is."""
+_UNPACKED_BADLY: Final = "compressed data that is broken, or more than 1 GiB"
 _SPACE: Final = re.compile(r"[\s\x00]*")
 _VAIN: Final = 3
 """Blocks of lines that are looked at in vain, more than with success, before that is given up."""
@@ -52,66 +62,23 @@ class _NotJson(Exception):
     pass
 
 
-@dataclass(slots=True)
-class Skipped:
-    """What reading one source left out."""
-
-    not_json: int = 0
-    """Lines that are not JSON."""
-    log_lines: int = 0
-    """Lines of a log that speak of other things."""
-    too_long: int = 0
-    """Lines above the size of one message."""
-    not_traces: dict[str, int] = field(default_factory=dict)
-    """Messages of another kind, by kind."""
-    cut: list[str] = field(default_factory=list)
-    """Files that end inside a message."""
-    junk: list[str] = field(default_factory=list)
-    """Files that cannot be read to their end."""
-    over: list[str] = field(default_factory=list)
-    """Sentences about files of which only a part was decompressed."""
-    said: list[str] = field(default_factory=list)
-    """Sentences of a running trace store."""
-    incomplete: bool = False
-    """It did not give all that was asked for."""
-
-    def count_not_traces(self, kind: str) -> None:
-        """One more message that is no trace export but `kind`."""
-        self.not_traces[kind] = self.not_traces.get(kind, 0) + 1
-
-    def sentences(self, source: object) -> list[str]:
-        """The same for the user, with counts."""
-        said = [*self.said]
-        said += [f"{name} ends inside a message, which was skipped" for name in self.cut]
-        said += [f"{name} has unreadable bytes; the rest was skipped" for name in self.junk]
-        said += [
-            f"{what} when it is decompressed; the rest was skipped (--max-decompressed-bytes)"
-            for what in self.over
-        ]
-        if self.too_long:
-            said.append(f"{source}: skipped {plural(self.too_long, 'line')} of more than 1 GiB")
-        if self.not_json:
-            said.append(f"{source}: skipped {plural(self.not_json, 'line')} that cannot be read")
-        if self.log_lines:
-            lines = plural(self.log_lines, "other line")
-            said.append(f"{source}: passed over {lines} of the log")
-        for kind, count in self.not_traces.items():
-            said.append(f"{source}: skipped {plural(count, 'message')}: {kind}")
-        return said
-
-
 def stream_messages(
-    stream: io.BufferedReader, name: str, skipped: Skipped, span_bytes: int | None = None
+    stream: io.BufferedReader,
+    name: str,
+    skipped: Skipped,
+    span_bytes: int | None = None,
+    plain_bytes: int = PLAIN_BYTES,
 ) -> Iterator[bytes | Document | Batch]:
     """Every message of a stream called `name`; raises `NotUnderstood` when it holds none.
 
     `span_bytes`: lines may come as rows, those of spans that have at most so many bytes.
+    `plain_bytes`: what compressed messages may become together.
     """
     head = stream.peek(16)
     if head.removeprefix(_BOM).lstrip()[:1] in (b"{", b"[") and not head.startswith(_FIRST_FIELD):
         yield from _text_messages(stream, name, skipped, span_bytes)
     else:
-        yield from _binary_or_text(stream, name, skipped)
+        yield from _binary_or_text(stream, name, skipped, plain_bytes)
 
 
 def _text_messages(
@@ -120,7 +87,7 @@ def _text_messages(
     """JSON lines, or one JSON value over many lines, or framed bytes that began like JSON."""
     lines = _lines(stream, skipped)
     first = list(islice((line for line in lines if line.strip()), 1))
-    ahead = [] if first and _is_json(first[0]) else list(islice(lines, _LINES_TRIED))
+    ahead = [] if first and _is_json(first[0]) else list(islice(lines, _TRIED))
     if not ahead or any(_is_message(line) for line in ahead):
         yield from _line_messages(chain(first, ahead, lines), name, skipped, span_bytes)
     else:
@@ -166,7 +133,7 @@ def _next_value(text: str, at: int) -> int:
 
 
 def _binary_or_text(
-    stream: BinaryIO, name: str, skipped: Skipped
+    stream: BinaryIO, name: str, skipped: Skipped, plain_bytes: int = PLAIN_BYTES
 ) -> Iterator[bytes | Document | Batch]:
     head = stream.read(_HEAD)
     more = stream.read(1)
@@ -176,6 +143,8 @@ def _binary_or_text(
     rest = cast(BinaryIO, io.BufferedReader(_Chained(head + more, stream), 1 << 20))
     if _is_framed(head):
         yield from _frames(rest, name, skipped)
+    elif _is_exported(head):
+        yield from _exported(rest, name, skipped, plain_bytes)
     elif kv_log.MARK in head:
         yield from _log_messages(rest, name, skipped)
     elif head.lstrip()[:1] in (b"{", b"[") or _begins_badly(head):
@@ -188,7 +157,7 @@ def _binary_or_text(
 
 def _begins_badly(head: bytes) -> bool:
     """Whether lines follow a first one that is none, as where a file was cut at its beginning."""
-    return any(_is_message(line) for line in head.splitlines()[:_LINES_TRIED])
+    return any(_is_message(line) for line in head.splitlines()[:_TRIED])
 
 
 class _Chained(io.RawIOBase):
@@ -315,9 +284,40 @@ def _documents(value: Any, size: int) -> list[Document]:
     return [Document(item if isinstance(item, dict) else {"value": item}, size) for item in values]
 
 
-def _frames(stream: BinaryIO, name: str, skipped: Skipped) -> Iterator[bytes]:
+def _exported(
+    stream: BinaryIO, name: str, skipped: Skipped, plain_bytes: int
+) -> Iterator[bytes | Document]:
+    """What the Collector's file exporter wrote: protobuf or JSON, each message also as zstd."""
+    left = plain_bytes
+    for frame in _frames(stream, name, skipped, four_bytes):
+        plain = Plain.of(frame, min(left, LONGEST_MESSAGE))
+        message = plain.readall()
+        left -= len(message) if plain.kind else 0
+        if plain.over and not left:
+            skipped.over.append(f"{name} becomes more than {plain_bytes} bytes")
+            return
+        if plain.cut or plain.over:
+            skipped.count_not_traces(_UNPACKED_BADLY)
+        else:
+            yield from _told(message)
+
+
+def _told(message: bytes) -> Iterable[bytes | Document]:
+    """A message as JSON where it is such."""
     try:
-        yield from read_frames(stream)
+        return _documents(_load(message), len(message)) if message[:1] == b"{" else (message,)
+    except _NotJson:
+        return (message,)
+
+
+def _frames(
+    stream: BinaryIO,
+    name: str,
+    skipped: Skipped,
+    read_length: Callable[[BinaryIO], int | None] = varint,
+) -> Iterator[bytes]:
+    try:
+        yield from read_frames(stream, read_length)
     except CutFrame:
         skipped.cut.append(name)
     except BadFrame:
@@ -347,3 +347,22 @@ def _is_framed(data: bytes) -> bool:
         return _has_spans(next(read_frames(io.BytesIO(data)), b""))
     except (CutFrame, BadFrame):
         return False
+
+
+def _is_exported(head: bytes) -> bool:
+    """Whether lengths in four bytes lead from message to message up to the end, one with spans."""
+    frames, found = read_frames(io.BytesIO(head), four_bytes), False
+    try:
+        found = any(_is_one(frame) for frame in islice(frames, _TRIED))
+        for _ in frames if found else ():
+            pass
+    except CutFrame:
+        return found
+    except BadFrame:
+        return False
+    return found
+
+
+def _is_one(frame: bytes) -> bool:
+    message = Plain.of(frame, _HEAD).readall()
+    return _has_spans(message) or _is_message(message)

@@ -42,7 +42,13 @@ KINDS: Final = {
     "CONSUMER": 5,
 }
 STATUS: Final = {"UNSET": 0, "OK": 1, "ERROR": 2}
-_SHAPE_ERRORS: Final = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
+_SHAPE_ERRORS: Final = (
+    AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError
+)  # fmt: skip
+_KEYLESS: Final = "an attribute whose key is no text"
+_TRUTHS: Final[dict[Any, bool]] = {
+    "true": True, "1": True, 1: True, "false": False, "0": False, 0: False
+}  # fmt: skip
 
 
 def parse_object(obj: object, tally: Tally, size: int = 0) -> list[SpanRecord]:
@@ -218,18 +224,24 @@ def _attributes(pairs: Any, tally: Tally) -> dict[str, AttributeValue]:
     if isinstance(pairs, dict):
         pairs = [{"key": key, "value": value} for key, value in pairs.items()]
     for pair in pairs:
-        key, raw = pair.get("key") or "", pair.get("value")
+        key = pair.get("key") if type(pair) is dict else 0
+        if key is None:
+            key = ""
+        elif type(key) is not str:
+            tally.ignored[_KEYLESS] += 1
+            continue
+        raw = pair.get("value")
         text = raw.get("stringValue") if type(raw) is dict else None
         if type(text) is str:  # nearly all of them
             attributes[key] = text
             continue
         try:
-            value = _plain(raw)
+            value = as_attribute(_plain(raw))
         except _SHAPE_ERRORS:
             tally.ignored[f"{key} is not of its type"] += 1
             continue
         if value is not None:
-            attributes[key] = as_attribute(value) if isinstance(value, (dict, list)) else value
+            attributes[key] = value
     return attributes
 
 
@@ -250,7 +262,15 @@ def _plain(any_value: Any) -> Any:
         reader = _READERS.get(name)
         if reader is not None and raw is not None:
             return reader(raw)
+    if any_value and _READERS.keys().isdisjoint(any_value):
+        raise ValueError("of no known type")
     return None
+
+
+def _text(raw: Any) -> str:
+    if isinstance(raw, (dict, list)):
+        raise ValueError("not a text")
+    return str(raw)
 
 
 def _whole(raw: Any) -> int:
@@ -261,13 +281,13 @@ def _whole(raw: Any) -> int:
 
 
 def _truth(raw: Any) -> bool:
-    if isinstance(raw, str):
-        return {"true": True, "1": True, "false": False, "0": False}[raw.lower()]
-    return bool(raw)
+    return _TRUTHS[raw.lower() if isinstance(raw, str) else raw]
 
 
 def number(raw: Any) -> float:
     """A double; every NaN is the same object, so that equal records compare equal."""
+    if isinstance(raw, bool):
+        raise ValueError("not a number")
     value = float(raw)
     return math.nan if math.isnan(value) else value
 
@@ -283,13 +303,13 @@ def _map(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 _CAMEL_READERS: Final[dict[str, Callable[[Any], Any]]] = {
-    "stringValue": str,
+    "stringValue": _text,
     "boolValue": _truth,
     "intValue": _whole,
     "doubleValue": number,
     "arrayValue": _items,
     "kvlistValue": _map,
-    "bytesValue": str,
+    "bytesValue": _text,
 }
 _READERS: Final = _CAMEL_READERS | {
     name.replace("Value", "_value"): reader for name, reader in _CAMEL_READERS.items()

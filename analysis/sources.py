@@ -16,9 +16,10 @@ from pdtrace.analysis.columns import Batch
 from pdtrace.analysis.compression import PLAIN_BYTES, Plain
 from pdtrace.analysis.framing import BadFrame, CutFrame, read_frames
 from pdtrace.analysis.intake import SPAN_BYTES
-from pdtrace.analysis.messages import Document, NotUnderstood, Skipped, stream_messages
+from pdtrace.analysis.messages import Document, NotUnderstood, stream_messages
 from pdtrace.analysis.query import Query, last_hour
 from pdtrace.analysis.segments import is_store, segment_paths
+from pdtrace.analysis.skipped import Skipped
 
 __all__ = [
     "Batch",
@@ -192,8 +193,8 @@ def _file_messages(
     if not stream.peek(1):
         raise NotUnderstood(f"is a broken {plain.kind} file" if plain.cut else "is empty")
     span_bytes = limits.span_bytes if as_rows else None
-    yield from stream_messages(stream, str(path), skipped, span_bytes)
-    if plain.cut:
+    yield from stream_messages(stream, str(path), skipped, span_bytes, limits.plain_bytes)
+    if plain.cut and not skipped.cut:
         skipped.cut.append(str(path))
     if plain.over:
         skipped.over.append(f"{path} becomes more than {limits.plain_bytes} bytes")

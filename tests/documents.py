@@ -38,6 +38,11 @@ def zstd(data: bytes) -> bytes:
     return bytes(pa.compress(data, "zstd", asbytes=True))
 
 
+def in_four_bytes(*messages: bytes) -> bytes:
+    """Messages with their lengths, as the Collector's file exporter writes them."""
+    return b"".join(len(one).to_bytes(4, "big") + one for one in messages)
+
+
 def write_every_format(where: Path) -> list[Path]:
     """The same two spans as every kind of source."""
     one, two = document(1), document(2)
@@ -54,6 +59,9 @@ def write_every_format(where: Path) -> list[Path]:
         "array": json.dumps([one, two], indent=1).encode(),
         "message": json_to_protobuf(both),
         "framed": framed(message(1)) + framed(message(2)),
+        "four-bytes": in_four_bytes(message(1), message(2)),
+        "four-bytes-zstd": in_four_bytes(zstd(message(1)), zstd(message(2))),
+        "four-bytes-zstd-json": in_four_bytes(*(zstd(json.dumps(d).encode()) for d in (one, two))),
     }
     contents |= {f"{name}-gz": gzip.compress(data) for name, data in contents.items()}
     contents["lines-gz-members"] = gzip.compress(json_lines(one)) + gzip.compress(json_lines(two))

@@ -131,6 +131,52 @@ def test_a_value_that_is_not_of_its_type_costs_itself_only(value: dict[str, Any]
     assert (record.attributes, sum(tally.ignored.values())) == ({}, 1)
 
 
+KEYLESS = "an attribute whose key is no text"
+UNTYPED = "k is not of its type"
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A list in a list in a list."""
+    value: dict[str, Any] = {"intValue": "1"}
+    for _ in range(depth):
+        value = {"arrayValue": {"values": [value]}}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "reason"),
+    [
+        (None, KEYLESS),
+        ("k", KEYLESS),
+        ({"key": 5, "value": {"stringValue": "a"}}, KEYLESS),
+        ({"key": 0, "value": {"stringValue": "a"}}, KEYLESS),
+        ({"key": ["k"], "value": {"stringValue": "a"}}, KEYLESS),
+        ({"key": "k", "value": {"colour": "red"}}, UNTYPED),
+        ({"key": "k", "value": {"stringValue": {"a": 1}}}, UNTYPED),
+        ({"key": "k", "value": {"stringValue": ["a"]}}, UNTYPED),
+        ({"key": "k", "value": {"boolValue": {}}}, UNTYPED),
+        ({"key": "k", "value": {"boolValue": 2}}, UNTYPED),
+        ({"key": "k", "value": {"intValue": False}}, UNTYPED),
+        ({"key": "k", "value": {"doubleValue": False}}, UNTYPED),
+        ({"key": "k", "value": {"arrayValue": 5}}, UNTYPED),
+        ({"key": "k", "value": {"kvlistValue": {"values": [{"key": 5, "value": 5}]}}}, UNTYPED),
+        ({"key": "k", "value": [{"a": "\ud800"}]}, UNTYPED),
+        ({"key": "k", "value": nested(1000)}, UNTYPED),
+    ],
+)
+def test_a_malformed_attribute_costs_itself_only(spoilt: Any, reason: str) -> None:
+    """Of a span, of an event and of a resource: the rest is read, it is absent and counted."""
+    pairs = [spoilt, {"key": "good", "value": {"intValue": "1"}}]
+    event = {"name": "e", "timeUnixNano": str(START_NS), "attributes": pairs}
+    written = document(span(attributes=pairs, events=[event]))
+    written["resourceSpans"][0]["resource"]["attributes"] = pairs
+    tally = Tally()
+    (record,) = parse_object(written, tally)
+    found = (record.attributes, record.events[0].attributes, record.resource)
+    assert found == ({"good": 1}, {"good": 1}, {"good": 1})
+    assert (tally.ignored, tally.rejected) == ({reason: 3}, {})
+
+
 def test_a_span_above_the_limit_is_refused_and_counted() -> None:
     """In JSON and in protobuf; the small one beside it stays."""
     big = document(span(name="x" * 5000), span())

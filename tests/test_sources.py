@@ -4,11 +4,21 @@ import json
 from pathlib import Path
 
 import pytest
-from documents import document, json_lines, message, numbers, spans, write_every_format, zstd
+from documents import (
+    document,
+    in_four_bytes,
+    json_lines,
+    message,
+    numbers,
+    spans,
+    write_every_format,
+    zstd,
+)
 
 from pdtrace.analysis.framing import framed
 from pdtrace.analysis.store import SourceError, StoreWriter, read_spans
 from pdtrace.analysis.tabulate import tabulate
+from pdtrace.tracing import semconv
 
 DATA = Path(__file__).parent / "data"
 
@@ -31,6 +41,47 @@ def test_framed_message_whose_length_looks_like_text(tmp_path: Path, length: int
     assert data[0] in (length, length & 0x7F | 0x80)
     (tmp_path / "f").write_bytes(data)
     assert numbers(tmp_path / "f") == [1]
+
+
+def test_cut_messages_with_lengths_in_four_bytes(tmp_path: Path) -> None:
+    """A file of the Collector's that is cut, in a message or in a length, gives all before it."""
+    whole, last = in_four_bytes(message(1), message(2)), in_four_bytes(message(3))
+    source = tmp_path / "f"
+    for left in range(1, len(last)):
+        source.write_bytes(whole + last[:left])
+        batch = read_spans([source])
+        assert [int(record.span_id, 16) for record in batch.records] == [1, 2]
+        assert batch.notes == [f"{source} ends inside a message, which was skipped"]
+
+
+def test_messages_of_other_signals_stand_between_those_with_spans(tmp_path: Path) -> None:
+    """One exporter may serve several pipelines."""
+    logs, junk = b'{"resourceLogs":[]}', b"\x81\xff"
+    source = tmp_path / "f"
+    source.write_bytes(in_four_bytes(logs, message(1), junk, json.dumps(document(2)).encode()))
+    batch = read_spans([source])
+    assert [int(record.span_id, 16) for record in batch.records] == [1, 2]
+    assert batch.notes == [
+        f"{source}: skipped 1 message: OTLP logs, not traces",
+        f"{source}: skipped 1 message: bytes that are not an ExportTraceServiceRequest",
+    ]
+
+
+def test_lengths_in_four_bytes_must_hold_to_the_end(tmp_path: Path) -> None:
+    """Bytes whose beginning alone looks like that are something else."""
+    (tmp_path / "f").write_bytes(in_four_bytes(message(1)) + b"something else")
+    with pytest.raises(SourceError, match="is not OTLP"):
+        tabulate([tmp_path / "f"])
+
+
+@pytest.mark.parametrize("value", [{"doubleValue": False}, {"colour": 1}, {"stringValue": {}}])
+def test_an_attribute_that_cannot_be_read_is_not_known(tmp_path: Path, value: object) -> None:
+    """It is no 0, and it is counted."""
+    said = {"key": semconv.INPUT_TOKENS, "value": value}
+    (tmp_path / "f").write_bytes(json_lines(document(1, attributes=[said])))
+    loaded = tabulate([tmp_path / "f"])
+    assert loaded.table.spans["input_tokens"].isna().tolist() == [True]
+    assert loaded.notes == [f"ignored 1 value: {semconv.INPUT_TOKENS} is not of its type"]
 
 
 def test_an_array_with_an_element_a_line_is_read_line_by_line(tmp_path: Path) -> None:
@@ -137,6 +188,7 @@ def test_values_over_many_lines_may_follow_one_another(tmp_path: Path) -> None:
         (b'{"resourceSpans": []}\n', "no usable span"),
         (json_lines(document(1, traceId="")), "rejected 1 span: no trace id"),
         (b"\x1f\x8bnonsense", "broken gzip"),
+        (b"\x28\xb5\x2f\xfdnonsense", "broken zstd"),
         (b"[" * 100_000, "is not OTLP"),
     ],
 )
