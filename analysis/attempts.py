@@ -15,6 +15,8 @@ from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.coded import among, coded, codes, dense, plain
 from pdtrace.analysis.grouped import LARGEST, SMALLEST, highest, lowest, nullable, present
 from pdtrace.analysis.identity import (
+    NO_NAME,
+    by_trace_if_zero,
     engine_legs,
     identify,
     peer_is_of_this_request,
@@ -27,7 +29,6 @@ from pdtrace.tracing import semconv
 SIDE_PREFILL: Final = "prefill"
 SIDE_DECODE: Final = "decode"
 SIDE_ROUTER: Final = "router"
-_NO_NAME: Final = "0"
 SIDES: Final = pd.CategoricalDtype(pd.Index([SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER]), ordered=True)
 _DECODE, _PREFILL, _ROUTER = range(3)
 
@@ -102,12 +103,10 @@ def own_spans(spans: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_trace_if_zero(own: pd.DataFrame) -> pd.DataFrame:
-    """Requests called 0, as clients call those that they do not name, are told by their traces."""
-    if _NO_NAME not in own["request_id"].cat.categories:
+    if NO_NAME not in own["request_id"].cat.categories:
         return own
     said, trace = plain(own["request_id"]), plain(own["trace_id"])
-    by_trace = _NO_NAME + " of trace " + trace
-    return own.assign(request_id=coded(said.mask(said == _NO_NAME, by_trace)))
+    return own.assign(request_id=coded(by_trace_if_zero(said, trace)))
 
 
 def _classify(engine: pd.DataFrame, try_no: Ints, count: int) -> tuple[Ints, Bools]:

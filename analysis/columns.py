@@ -105,6 +105,7 @@ EMPTY: Final[list[Any]] = [
 """A row in which nothing was said."""
 _ERROR: Final = _PLACE["error"]
 _REQUEST: Final = _PLACE["request_id"]
+_HOST: Final = _PLACE["host"]
 _IDS: Final = [_PLACE[name] for name in ID_COLUMNS]
 
 
@@ -152,6 +153,9 @@ class Columns:
         if record.resource is not self._resource:
             self._resource = record.resource
             self._template = self._filled(EMPTY, record.resource, _OF_RESOURCE)
+            if not self._template[_HOST]:
+                host_id = record.resource.get(semconv.HOST_ID, "")
+                self._template[_HOST] = host_id if type(host_id) is str else _text(host_id)
         row = self._filled(self._template, record.attributes, _OF_SPAN)
         row[:6] = (
             record.trace_id,

@@ -15,7 +15,7 @@ from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER
 from pdtrace.analysis.coded import decoded
 from pdtrace.analysis.cone import first_known
 from pdtrace.analysis.foreign_vllm import spellings
-from pdtrace.analysis.identity import ANOTHER
+from pdtrace.analysis.identity import ANOTHER, by_trace_if_zero
 from pdtrace.analysis.table import SpansTable
 from pdtrace.tracing import semconv
 
@@ -70,7 +70,8 @@ def _request_ids(legs: pd.DataFrame, own: pd.DataFrame) -> pd.Series:
     )
     found = pairs["whole"].where(whole | (pairs["whole"] == pairs["bare"]), pairs["bare"])
     caller = legs["peer_engine_request_id"]
-    return found.mask(caller.isin(ours), caller).astype("str")
+    named = found.mask(caller.isin(ours), caller).astype("str")
+    return by_trace_if_zero(named, legs["trace_id"])
 
 
 def _labels(legs: pd.DataFrame, own: pd.DataFrame) -> pd.Series:

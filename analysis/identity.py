@@ -26,6 +26,8 @@ from pdtrace.tracing import semconv
 
 ANOTHER: Final = "\x1f"
 """Between request id and number in the label of a second request: in no HTTP header's value."""
+NO_NAME: Final = "0"
+"""What clients call requests that they do not name."""
 _ROUTER: Final = (semconv.SPAN_REQUEST, semconv.SPAN_LEG)
 _TOKENS: Final = (semconv.SPAN_FIRST_DECODE, semconv.SPAN_DECODE)
 _CHOICE: Final = r"^\d+_((?:chat)?cmpl-)"
@@ -42,6 +44,11 @@ class Identity(NamedTuple):
     requests: pd.DataFrame
     request: Ints
     mispaired: Bools
+
+
+def by_trace_if_zero(ids: pd.Series, traces: pd.Series) -> pd.Series:
+    """Request ids (plain text), those of requests without a name told by their traces."""
+    return ids.mask(ids == NO_NAME, NO_NAME + " of trace " + traces)
 
 
 def engine_legs(spans: pd.DataFrame) -> Ints:

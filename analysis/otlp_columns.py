@@ -127,9 +127,11 @@ def _rows(exports: pa.ChunkedArray, measure: bool, span_bytes: int) -> Batch:
     scope, spans = _inside(_field(scopes, "spans"))
     _inside(_field(spans, "links"))
     count = len(spans)
-    resource = _attributes(
-        _field(entries, "resource", "attributes"), RESOURCE_ATTRIBUTES, len(entries)
-    )
+    said = _field(entries, "resource", "attributes")
+    by_id = _attributes(said, {semconv.HOST_ID: "host"}, len(entries))
+    resource = by_id | _attributes(said, RESOURCE_ATTRIBUTES, len(entries))
+    if by_id:
+        resource["host"] = _first_said(resource["host"], by_id["host"])
     of_entry = pa.array(entry[scope])
     columns = {name: column.take(of_entry) for name, column in resource.items()}
     _attributes(_field(scopes, "scope", "attributes"), {}, len(scopes))
@@ -143,6 +145,12 @@ def _rows(exports: pa.ChunkedArray, measure: bool, span_bytes: int) -> Batch:
     _demand_usable(columns)
     table = pa.table([columns[name] for name in SPAN_SCHEMA.names], schema=SPAN_SCHEMA)
     return Batch(table, _events(_field(spans, "events")))
+
+
+def _first_said(texts: pa.Array, others: pa.Array) -> pa.Array:
+    """The first text of each row, or the other one where it is empty."""
+    one, other = (part.cast(_STRING) for part in (texts, others))
+    return pc.if_else(pc.equal(one, ""), other, one).dictionary_encode()
 
 
 def _own_fields(spans: pa.Array) -> dict[str, pa.Array]:

@@ -42,7 +42,7 @@ SPAN_COLUMNS: Final = (
     Column("engine_id", TEXT, "engine instance"),
     Column("peer_engine_id", TEXT, "the peer's engine instance"),
     Column("instance_id", TEXT, "service.instance.id: one per start of a process"),
-    Column("host", TEXT, "host name"),
+    Column("host", TEXT, "host name, or its id where there is no name"),
     Column("config", TEXT, "pd.config, a JSON object: on a process's first span of each hour"),
     Column("model", TEXT, "model asked for"),
     Column("role", TEXT, "prefill, decode, both, router"),

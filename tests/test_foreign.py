@@ -1,6 +1,7 @@
 """Other producers' spans as inputs: vLLM's own, Dynamo's, llm-d's; joined, of lower grade."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,32 @@ def test_an_id_that_is_used_again_is_a_second_request() -> None:
     legs = [make(at) for at in (0, 5000) for make in (on_p, lambda at: on_d(at + 262))]
     found = [row["phases"] for row in request_records(split(join(build(adapted(*legs)))))]
     assert found == [WHOLE, WHOLE]
+
+
+def test_legs_called_0_are_told_by_their_traces() -> None:
+    """Two at once of a client that names none of its requests."""
+    legs = [
+        replace(span, trace_id=f"{number:032x}", span_id=f"{number}{span.span_id[1:]}")
+        for number in (1, 2)
+        for span in (on_p(number, request_id="cmpl-0-0"), on_d(number + 262, request_id="cmpl-0-0"))
+    ]
+    found = said(build(adapted(*legs)))
+    assert {name: line["phases"] for name, line in found.items()} == {
+        f"0 of trace {1:032x}": WHOLE,
+        f"0 of trace {2:032x}": WHOLE,
+    }
+
+
+def test_hosts_are_told_by_their_ids_where_they_have_no_names() -> None:
+    """Legs that name no clock share one on one host only."""
+
+    def on(p: dict[str, str], d: dict[str, str]) -> bool:
+        legs = (replace(on_p(), resource=p), replace(on_d(), resource=d))
+        return "clocks_not_known" not in one(*legs)["flags"]
+
+    assert on({sc.HOST_ID: "a"}, {sc.HOST_ID: "a"})
+    assert not on({sc.HOST_ID: "a"}, {sc.HOST_ID: "b"})
+    assert on({sc.HOST_ID: "a", sc.HOST_NAME: "n"}, {sc.HOST_ID: "b", sc.HOST_NAME: "n"})
 
 
 def test_our_own_spans_win_for_every_instant() -> None:

@@ -110,6 +110,31 @@ STRICT: dict[str, dict[str, Any]] = {
 }
 
 
+def test_what_a_resource_says_goes_before_or_after(tmp_path: Path) -> None:
+    """A span's own anchor before its resource's; a host's name before its id."""
+    anchored = attributes(CLOCK_ANCHOR_NS={"intValue": "7"}, REQUEST_ID={"stringValue": "r"})
+    host, by_id = ({"stringValue": text} for text in ("node", "0a1b"))
+    first = {"CLOCK_ANCHOR_NS": {"intValue": "5"}}
+    documents = []
+    for number, said in enumerate(
+        ({}, first, first | {"HOST_ID": by_id}, {"HOST_NAME": host, "HOST_ID": by_id})
+    ):
+        spans = (full(2 * number + 1), full(2 * number + 2, attributes=anchored))
+        one = document(*spans)
+        one["resourceSpans"][0]["resource"] = {"attributes": attributes(**said)}
+        documents.append(one)
+    data = lines_of(*documents)
+    assert is_strict(data)
+    compared(tmp_path / "x.jsonl", data)
+    frames = outcome(tmp_path / "x.jsonl", Limits(), as_rows=True)[0]
+    columns = (frames[0][name] for name in ("span_id", "anchor_ns", "host"))
+    found = {int(number, 16): [anchor, host] for number, anchor, host in zip(*columns, strict=True)}
+    assert found == {
+        1: [None, ""], 2: [7, ""], 3: [5, ""], 4: [7, ""],
+        5: [5, "0a1b"], 6: [7, "0a1b"], 7: [None, "node"], 8: [7, "node"],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("name", STRICT)
 def test_the_strict_form_is_read_as_rows(name: str, tmp_path: Path) -> None:
     """Several exports of several spans, with what is absent in one and there in the other."""
@@ -173,6 +198,14 @@ OTHER: dict[str, Any] = {
     "no request": span(),
     "an id too long": full(attributes=attributes(REQUEST_ID={"stringValue": "r" * 1025})),
     "an attribute that is null": full(attributes=[None]),
+    "a key that is a number": full(
+        attributes=[{"key": 5, "value": {"stringValue": "a"}}]
+        + attributes(REQUEST_ID={"stringValue": "r"})
+    ),
+    "a value of no type": full(
+        attributes=attributes(INPUT_TOKENS={"colour": 7}, REQUEST_ID={"stringValue": "r"})
+    ),
+    "text that is an object": full(attributes=attributes(REQUEST_ID={"stringValue": {"a": 1}})),
     "an event without a time": full(events=[{"name": "e"}]),
     "an event of another epoch": full(events=[{"name": "e", "timeUnixNano": "1" * 19}]),
     "a field nobody knows": full(colour="red"),
