@@ -7,8 +7,6 @@ import pandas as pd
 from pdtrace.analysis.anchors import Readings, chosen
 from pdtrace.analysis.clocks import Clocks
 from pdtrace.analysis.counted import plural
-from pdtrace.analysis.handoffs import Handoffs
-from pdtrace.analysis.intervals import EDGES, instants
 from pdtrace.analysis.report import milliseconds
 from pdtrace.analysis.split import Split
 
@@ -36,33 +34,26 @@ def anchor_notes(found: Readings) -> list[str]:
     return notes
 
 
-def clipped_gaps(handoffs: Handoffs) -> pd.Series:
-    """By request over several clocks: phases whose end lies before their start (int64).
-
-    They count as taking no time. On one clock there are none by reason of a clock: 0.
-    """
-    several = (handoffs.requests["clock_halfwidth_ns"] > 0).fillna(False).astype("bool")
-    count = pd.Series(0, index=several.index, dtype="int64")
-    if not several.any():
-        return count
-    row = instants(handoffs)
-    for edge in EDGES:
-        negative = (row[edge.end] < row[edge.start]).fillna(False)
-        count += negative.astype("int64")
-    return count.where(several, 0)
-
-
 def clock_notes(rows: pd.DataFrame, clocks: Clocks | None) -> list[str]:
-    """How well the times of several clocks fit together. `rows`: requests with `clipped_gaps`."""
-    if clocks is None:
-        return []
+    """How well times fit together, of several clocks and of one. `rows`: requests with
+    `clipped_gaps`."""
     width = rows["clock_halfwidth_ns"].astype("Int64")
-    several = width[(width > 0).fillna(False).astype("bool")]
+    several = (width > 0).fillna(False).astype("bool")
+    notes = [] if clocks is None else _alignment_notes(rows, width[several], clocks)
+    for which, where in ((several, "between clocks"), (~several, "on one clock")):
+        clipped = int(rows.loc[which, "clipped_gaps"].sum())
+        if clipped:
+            notes.append(f"{plural(clipped, 'negative gap')} {where} counted as no time")
+    return notes
+
+
+def _alignment_notes(rows: pd.DataFrame, width: pd.Series, clocks: Clocks) -> list[str]:
+    """`width`: the half-widths of the requests over several clocks (Int64 ns)."""
     notes = []
-    if len(several):
-        middle, most = (int(several.quantile(q, interpolation="lower")) for q in (0.5, 1.0))
+    if len(width):
+        middle, most = (int(width.quantile(q, interpolation="lower")) for q in (0.5, 1.0))
         notes.append(
-            f"{plural(len(several), 'request')} over several clocks: times aligned to ± "
+            f"{plural(len(width), 'request')} over several clocks: times aligned to ± "
             f"{milliseconds(middle)} ms (median), ± {milliseconds(most)} ms at most; "
             "'pdtrace clocks' shows the evidence"
         )
@@ -76,9 +67,6 @@ def clock_notes(rows: pd.DataFrame, clocks: Clocks | None) -> list[str]:
     if lost:
         total = len(clocks.evidence)
         notes.append(f"{lost} of {total} messages between clocks contradict the others")
-    clipped = int(rows["clipped_gaps"].sum())
-    if clipped:
-        notes.append(f"{plural(clipped, 'negative gap')} between clocks counted as no time")
     return notes
 
 

@@ -64,13 +64,12 @@ class Chain:
         return at
 
 
-def drag(handoffs: Handoffs, row: pd.DataFrame, ids: pd.Index, union: Ints) -> pd.DataFrame:
+def drag(handoffs: Handoffs, ids: pd.Index, union: Ints) -> pd.DataFrame:
     """Drag of every phase in ns: index `ids`, one int64 column per phase, 0 ≤ drag ≤ union.
 
-    `row`: the `instants` of the handoffs. `union`: ns for which each phase was active, shape
-    (requests, phases).
+    `union`: ns for which each phase was active, shape (requests, phases).
     """
-    graph = _Graph(handoffs, row, ids)
+    graph = _Graph(handoffs, ids)
     as_it_was = graph.first_token("")
     found = {
         name: np.minimum(as_it_was - graph.first_token(name), union[:, place])
@@ -84,7 +83,8 @@ def drag(handoffs: Handoffs, row: pd.DataFrame, ids: pd.Index, union: Ints) -> p
 class _Graph:
     """The event graph of many requests at once: one array element per request."""
 
-    def __init__(self, handoffs: Handoffs, row: pd.DataFrame, ids: pd.Index) -> None:
+    def __init__(self, handoffs: Handoffs, ids: pd.Index) -> None:
+        row = handoffs.at
         self._row = RowView(row, row.index.get_indexer(ids).astype(np.int64))
         self.start = self._row["t0_ns"].to_numpy(np.int64)
         self._end = self._row["t1_ns"].to_numpy(np.int64)

@@ -31,6 +31,7 @@ from pdtrace.analysis.evidence import (
 from pdtrace.analysis.facts import facts
 from pdtrace.analysis.grouped import LARGEST, lowest
 from pdtrace.analysis.identity import ANOTHER
+from pdtrace.analysis.instants import instants
 from pdtrace.analysis.outcomes import outcomes
 from pdtrace.analysis.row_view import RowView
 from pdtrace.analysis.table import SpansTable
@@ -43,7 +44,8 @@ class Handoffs:
     `ranks`: one row per initiating rank. `back_ranks`: one per rank of P that read back from D.
 
     `handshakes`: those a request waits for. `tries`: every try on an engine, with `chosen`.
-    `spans`: our spans, the losing tries' included. All instants are nullable Int64 ns.
+    `spans`: our spans, the losing tries' included. `at`: the requests' rows with all instants that
+    phases begin or end at. All instants are nullable Int64 ns.
     """
 
     requests: pd.DataFrame
@@ -52,6 +54,7 @@ class Handoffs:
     handshakes: pd.DataFrame
     tries: pd.DataFrame
     spans: pd.DataFrame
+    at: pd.DataFrame
 
 
 def join(
@@ -97,7 +100,8 @@ def join(
     row = row.assign(**_slowest_rank(cone, found, row))
     row["flags"] = flags(cone, row, handshakes, own, tries, partial)
     row["outcome"] = outcomes(cone, own, row)
-    return Handoffs(row.set_axis(labels), found, back, handshakes, tries, own)
+    row = row.set_axis(labels)
+    return Handoffs(row, found, back, handshakes, tries, own, instants(row, found))
 
 
 def _named(own: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:

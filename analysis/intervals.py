@@ -9,9 +9,9 @@ import pandas as pd
 from pdtrace.analysis import phases
 from pdtrace.analysis.arrays import Bools, Ints
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER
-from pdtrace.analysis.cone import first_known, later
-from pdtrace.analysis.grouped import SMALLEST, highest, nullable
+from pdtrace.analysis.grouped import SMALLEST
 from pdtrace.analysis.handoffs import Handoffs
+from pdtrace.analysis.instants import places
 from pdtrace.tracing import semconv
 
 # One layer per phase in priority order, then the handshakes by side: a handshake inside a
@@ -69,49 +69,20 @@ EDGES: Final = (
 )
 
 
-def instants(handoffs: Handoffs) -> pd.DataFrame:
-    """The handoffs' rows with the few derived instants that phases begin or end at (ns)."""
-    row, known = handoffs.requests, handoffs.ranks
-    counts = row["p_counts"]
-    push = row["mode"] == semconv.MODE_PUSH
-    begun = known["begin_ns"].to_numpy(np.int64, na_value=SMALLEST)
-    at_worker = nullable(highest(begun, _places(row, known), len(row)), SMALLEST)
-    at_worker = at_worker.set_axis(row.index)
-    back = [name for name in row.columns if name.startswith("back_")]
-    if not counts.all():
-        row = row.assign(**{name: row[name].where(counts) for name in back})
-    loads_first = row["allocated_ns"].where(row["local"])
-    scheduled = row["p_scheduled_ns"].where(row["back_told_ns"].notna())
-    return row.assign(
-        p_queued_until_ns=first_known(row["back_allocated_ns"], row["p_scheduled_ns"]),
-        d_queued_until_ns=first_known(loads_first, row["d_prefill_start_ns"]),
-        back_pass_ns=first_known(row["back_refused_ns"], scheduled),
-        p_has_counted_ns=row["p_has_ns"].where(counts),
-        p_scheduled_counted_ns=row["p_scheduled_ns"].where(counts),
-        handing_from_ns=row["p_end_ns"].where(counts & push),
-        registering_from_ns=row["allocated_ns"].where(row["loads"]),
-        registered_ns=row["received_ns"].where(push, at_worker),
-        next_pass_ns=first_known(row["refused_ns"], row["d_scheduled_ns"]),
-        decoding_from_ns=later(row["d_scheduled_ns"], row["d_prefill_end_ns"]).where(
-            row["d_scheduled_ns"].notna() & ~row["local"]
-        ),
-    )
-
-
-def draw(handoffs: Handoffs, row: pd.DataFrame, by_rank: bool = False) -> pd.DataFrame:
+def draw(handoffs: Handoffs, by_rank: bool = False) -> pd.DataFrame:
     """All intervals: row, layer, lane, start_ns, end_ns (int64 but the lane), end after start.
 
-    `row`: the `instants` of the handoffs; in the result, the place of the request among them. A
-    lane is a side; `by_rank`, what a rank did is in a lane of its own, `side/tp1` or
-    `side/pp1/tp0`.
+    `row`: the place of the request among the handoffs'. A lane is a side; `by_rank`, what a rank
+    did is in a lane of its own, `side/tp1` or `side/pp1/tp0`.
     """
+    row = handoffs.at
     every = np.arange(len(row), dtype=np.int64)
     parts = [
         _piece(every, row[edge.start], row[edge.end], phases.PRIORITY[edge.phase], edge.lane)
         for edge in EDGES
     ]
-    parts += [*_rank_pieces(handoffs, row, by_rank), *_handshake_pieces(handoffs, by_rank)]
-    parts += _back_pieces(handoffs, row, by_rank)
+    parts += [*_rank_pieces(handoffs, by_rank), *_handshake_pieces(handoffs, by_rank)]
+    parts += _back_pieces(handoffs, by_rank)
     layers = [np.full(len(part.row), part.layer, dtype=np.int64) for part in parts]
     drawn = pd.DataFrame(
         {
@@ -123,6 +94,18 @@ def draw(handoffs: Handoffs, row: pd.DataFrame, by_rank: bool = False) -> pd.Dat
         }
     )
     return drawn[drawn["end_ns"] > drawn["start_ns"]].reset_index(drop=True)
+
+
+def negative(handoffs: Handoffs) -> Ints:
+    """By request how many phases end before they start; they count as no time (int64)."""
+    count = np.zeros(len(handoffs.at), dtype=np.int64)
+    for edge in EDGES:
+        start, end = (
+            handoffs.at[name].to_numpy(np.int64, na_value=SMALLEST)
+            for name in (edge.start, edge.end)
+        )
+        count += (end < start) & (end != SMALLEST)
+    return count
 
 
 def _lanes(side: _Lane, of: pd.DataFrame, by_rank: bool) -> _Lane:
@@ -137,22 +120,16 @@ def _lanes(side: _Lane, of: pd.DataFrame, by_rank: bool) -> _Lane:
     return lanes
 
 
-def _places(row: pd.DataFrame, of: pd.DataFrame) -> Ints:
-    """The place of each request of `of` among the handoffs' rows."""
-    found: Ints = row.index.get_indexer(pd.Index(of["request_id"])).astype(np.int64)
-    return found
-
-
 def _capped(ranks: pd.DataFrame, landed: pd.Series) -> pd.Series:
     """When each rank was done, at most when all has landed."""
     landed = landed.set_axis(ranks.index)
     return ranks["done_ns"].where(~(landed < ranks["done_ns"]).fillna(False), landed)
 
 
-def _rank_pieces(handoffs: Handoffs, row: pd.DataFrame, by_rank: bool) -> list[_Piece]:
+def _rank_pieces(handoffs: Handoffs, by_rank: bool) -> list[_Piece]:
     """Match, submit and transfer of each rank; a transfer ends at most when all has landed."""
-    ranks = handoffs.ranks
-    at = _places(row, ranks)
+    row, ranks = handoffs.at, handoffs.ranks
+    at = places(row, ranks)
     push = (row["mode"] == semconv.MODE_PUSH).to_numpy(np.bool_)[at]
     lane = _lanes(np.where(push, SIDE_PREFILL, SIDE_DECODE).astype(object), ranks, by_rank)
     on_p = _lanes(SIDE_PREFILL, ranks, by_rank)
@@ -165,10 +142,10 @@ def _rank_pieces(handoffs: Handoffs, row: pd.DataFrame, by_rank: bool) -> list[_
     ]
 
 
-def _back_pieces(handoffs: Handoffs, row: pd.DataFrame, by_rank: bool) -> list[_Piece]:
+def _back_pieces(handoffs: Handoffs, by_rank: bool) -> list[_Piece]:
     """Submit and transfer of each rank of P that reads back."""
-    ranks = handoffs.back_ranks
-    at = _places(row, ranks)
+    row, ranks = handoffs.at, handoffs.back_ranks
+    at = places(row, ranks)
     counted = row["p_counts"].to_numpy(np.bool_)[at]
     begin, wire = ranks["begin_ns"].where(counted), ranks["wire_ns"].where(counted)
     done = _capped(ranks, row["back_landed_ns"].iloc[at])
@@ -184,7 +161,7 @@ def _handshake_pieces(handoffs: Handoffs, by_rank: bool) -> list[_Piece]:
     parts = []
     for side, layer in ((SIDE_PREFILL, HANDSHAKE_P), (SIDE_DECODE, HANDSHAKE_D)):
         mine = found[found["side"] == side]
-        at, lane = _places(handoffs.requests, mine), _lanes(side, mine, by_rank)
+        at, lane = places(handoffs.requests, mine), _lanes(side, mine, by_rank)
         for place in (layer, phases.PRIORITY[phases.HANDSHAKE]):
             parts.append(_piece(at, mine["start_ns"], mine["end_ns"], place, lane))
     return parts

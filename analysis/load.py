@@ -6,9 +6,10 @@ from pathlib import Path
 
 from pdtrace.analysis.alignment import aligned, clocks_in
 from pdtrace.analysis.anchors import chosen, on_one_anchor, readings
-from pdtrace.analysis.clock_notes import anchor_notes, clipped_gaps, clock_notes
+from pdtrace.analysis.clock_notes import anchor_notes, clock_notes
 from pdtrace.analysis.clocks import DRIFT_PPM, Clocks
 from pdtrace.analysis.handoffs import Handoffs, join
+from pdtrace.analysis.intervals import negative
 from pdtrace.analysis.opened import nothing_named
 from pdtrace.analysis.sources import DEFAULT_LIMITS, Limits, SourceError
 from pdtrace.analysis.table import SpansTable
@@ -60,7 +61,10 @@ def loaded(read: Tabulated, drift_ppm: float = DRIFT_PPM) -> Loaded:
 
 
 def handoffs_of(table: SpansTable, clocks: Clocks | None, partial: bool = False) -> Handoffs:
-    """The requests of a table on aligned clocks, with `clipped_gaps`; `partial`: see `join`."""
+    """The requests of a table on aligned clocks; `partial`: see `join`.
+
+    One column more: `clipped_gaps` (`intervals.negative`).
+    """
     alignment = aligned(table, clocks)
     found = join(alignment.table, alignment, partial)
-    return replace(found, requests=found.requests.assign(clipped_gaps=clipped_gaps(found)))
+    return replace(found, requests=found.requests.assign(clipped_gaps=negative(found)))

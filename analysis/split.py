@@ -9,7 +9,7 @@ from pdtrace.analysis import phases, sweep
 from pdtrace.analysis.arrays import Ints
 from pdtrace.analysis.drag import drag
 from pdtrace.analysis.handoffs import Handoffs
-from pdtrace.analysis.intervals import LAYERS, draw, instants, without_handshakes
+from pdtrace.analysis.intervals import LAYERS, draw, without_handshakes
 from pdtrace.tracing import semconv
 
 WINDOW = phases.PRIORITY[phases.UNATTRIBUTED]
@@ -54,8 +54,7 @@ def split(handoffs: Handoffs) -> Split:
     """
     rows = handoffs.requests.sort_values(["t0_ns"], kind="stable", na_position="last")
     whole = rows[rows["ttft_ns"].notna() & rows["aligned"]]
-    at = instants(handoffs)
-    drawn, labels = draw(handoffs, at), handoffs.requests.index
+    drawn, labels = draw(handoffs), handoffs.requests.index
     found = phase_segments(drawn, labels, whole)
     exposed = sweep.exposed(found, len(whole))
     union = sweep.union(found, len(whole))
@@ -72,7 +71,7 @@ def split(handoffs: Handoffs) -> Split:
         ),
         exposed=owned,
         hidden=pd.DataFrame(hidden, index=whole.index, columns=names),
-        drag=drag(handoffs, at, whole.index, union),
+        drag=drag(handoffs, whole.index, union),
         classes=by_class(owned),
         known=_known(drawn, labels, rows[rows["ttft_ns"].isna() & rows["aligned"]]),
     )

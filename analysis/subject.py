@@ -88,7 +88,8 @@ def only(handoffs: Handoffs, label: str) -> Handoffs:
         for name, frame in vars(handoffs).items()
         if name != "requests" and "request_id" in frame
     }
-    return replace(handoffs, requests=handoffs.requests.loc[[label]], **parts)
+    rows = {"requests": handoffs.requests.loc[[label]], "at": handoffs.at.loc[[label]]}
+    return replace(handoffs, **rows, **parts)
 
 
 def subject(handoffs: Handoffs, done: Split, arrival: int) -> Subject:

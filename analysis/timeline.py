@@ -8,7 +8,7 @@ import pandas as pd
 
 from pdtrace.analysis import phases, sweep
 from pdtrace.analysis.handoffs import Handoffs
-from pdtrace.analysis.intervals import draw, instants
+from pdtrace.analysis.intervals import draw
 from pdtrace.analysis.split import WINDOW, Split, phase_segments
 
 COLUMNS: Final = ["request_id", "lane", "phase", "start_ns", "end_ns", "owned"]
@@ -35,7 +35,7 @@ def pieces(handoffs: Handoffs, whole: pd.DataFrame, by_rank: bool = False) -> pd
     """
     if whole.empty:
         return pd.DataFrame(columns=COLUMNS)
-    drawn, labels = draw(handoffs, instants(handoffs), by_rank), handoffs.requests.index
+    drawn, labels = draw(handoffs, by_rank), handoffs.requests.index
     cuts = _cuts(phase_segments(drawn, labels, whole), whole)
     drawn = drawn.assign(request_id=labels[drawn["row"]], lane=drawn["lane"].astype("str"))
     drawn = drawn[drawn["request_id"].isin(whole.index) & (drawn["layer"] < len(phases.NAMES))]

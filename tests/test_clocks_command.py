@@ -1,19 +1,22 @@
 """`pdtrace clocks` as called from a shell, and what the other commands say of clocks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from generator import Shape, records
 from skew import Skew, by_role, scaled, skewed
 from test_clock_alignment import DATA, HOST, MS, OTHER
 
 from pdtrace.analysis.alignment import align
-from pdtrace.analysis.clock_notes import clipped_gaps, limited
+from pdtrace.analysis.clock_notes import clock_notes, limited
 from pdtrace.analysis.clock_pairs import pairs_of
 from pdtrace.analysis.clock_report import pair_table, sentences
 from pdtrace.analysis.handoffs import join
+from pdtrace.analysis.intervals import negative
 from pdtrace.analysis.records import SpanRecord
 from pdtrace.analysis.split import split
 from pdtrace.analysis.table import build
@@ -110,7 +113,16 @@ def test_negative_gaps_that_remain_are_counted() -> None:
     """Times that were not aligned as they should: D seems to have the request before P is done."""
     alignment = align(build(two_hosts(Shape(mode="pull", dispatch="sequential"))))
     good = join(alignment.table, alignment)
-    assert clipped_gaps(good).tolist() == [0]
-    row = good.requests.assign(hop_to_ns=good.requests["hop_from_ns"] - 1)
-    good.requests[row.columns] = row
-    assert clipped_gaps(good).tolist() == [1]
+    assert negative(good).tolist() == [0]
+    bad = replace(good, at=good.at.assign(hop_to_ns=good.at["hop_from_ns"] - 1))
+    assert negative(bad).tolist() == [1]
+
+
+@pytest.mark.parametrize("off", [0, 10**6], ids=["on one clock", "between clocks"])
+def test_a_note_tells_where_gaps_are_negative(off: int) -> None:
+    """On one clock by spans that contradict each other."""
+    rows = pd.DataFrame(
+        {"clock_halfwidth_ns": pd.array([off, pd.NA, 0], "Int64"), "clipped_gaps": [2, 0, 0]}
+    )
+    where = "between clocks" if off else "on one clock"
+    assert clock_notes(rows, None) == [f"2 negative gaps {where} counted as no time"]

@@ -13,10 +13,9 @@ import orjson
 import pytest
 
 from pdtrace.analysis import report
-from pdtrace.analysis.handoffs import join
+from pdtrace.analysis.load import load
 from pdtrace.analysis.split import split
 from pdtrace.analysis.store import read_spans
-from pdtrace.analysis.table import build
 from pdtrace.connector.cluster import Cluster
 from pdtrace.connector.cluster_settings import ClusterSettings, Mode
 from pdtrace.connector.processes import EngineServer
@@ -57,7 +56,7 @@ def run(
 
 def told(store: Path) -> list[dict[str, Any]]:
     """What `pdtrace split --json` prints."""
-    done = split(join(build(read_spans([store]).records)))
+    done = split(load([store]).handoffs)
     return [orjson.loads(line) for line in report.json_lines(done)]
 
 

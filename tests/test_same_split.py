@@ -12,15 +12,14 @@ from test_jaeger import jaeger_of
 
 from pdtrace.analysis.export import json_lines, to_parquet
 from pdtrace.analysis.framing import framed
-from pdtrace.analysis.handoffs import join
-from pdtrace.analysis.load import load
+from pdtrace.analysis.load import load, loaded
 from pdtrace.analysis.otlp import json_to_protobuf
 from pdtrace.analysis.records import SpanRecord
 from pdtrace.analysis.report import request_records
 from pdtrace.analysis.split import split
 from pdtrace.analysis.store import read_spans
 from pdtrace.analysis.table import build
-from pdtrace.analysis.tabulate import tabulate
+from pdtrace.analysis.tabulate import Tabulated, tabulate
 
 pytestmark = pytest.mark.e2e
 Documents = list[dict[str, Any]]
@@ -84,7 +83,8 @@ def test_a_run_gives_the_same_split_through_every_format(
     records = read_spans([store]).records
     jaeger = tmp_path / "jaeger.json"
     jaeger.write_text(json.dumps(jaeger_of(records)))
-    floored = list(request_records(split(join(build(map(in_microseconds, records))))))
+    table = build(map(in_microseconds, records))
+    floored = list(request_records(split(loaded(Tabulated(table, [], {})).handoffs)))
     assert said(jaeger) == floored
     for one, other in zip(floored, wanted, strict=True):
         assert abs(one["ttft_ns"] - other["ttft_ns"]) <= 1000
