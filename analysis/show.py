@@ -12,12 +12,20 @@ import pandas as pd
 from pdtrace.analysis import phases, report
 from pdtrace.analysis.attempts import SIDE_DECODE, SIDE_PREFILL, SIDE_ROUTER
 from pdtrace.analysis.charts import Piece, Whisker
-from pdtrace.analysis.edges import between_clocks, crosses, resolved, uncertain
+from pdtrace.analysis.edges import (
+    Sides,
+    between_clocks,
+    crossing,
+    exposed_parts,
+    piece_sides,
+    uncertain,
+    unresolved,
+)
 from pdtrace.analysis.handoffs import Handoffs
-from pdtrace.analysis.intervals import draw, instants
+from pdtrace.analysis.intervals import draw
 from pdtrace.analysis.phase_words import Context, milliseconds, sentence
 from pdtrace.analysis.split import Split, split
-from pdtrace.analysis.stretches import joined, length, overlap
+from pdtrace.analysis.stretches import length, overlap
 from pdtrace.analysis.subject import Subject, only, subject
 from pdtrace.analysis.subject_words import about, advice, first_token, last_seen, shares
 from pdtrace.analysis.timeline import pieces
@@ -29,8 +37,8 @@ NO_EVIDENCE: Final = "no span"
 class PhaseLine(NamedTuple):
     """One phase: ns, from and to since arrival. `drag_ns` is None without a first token.
 
-    `crosses`: it begins on one clock and ends on another. `resolved`: it is longer than the
-    half-width of these clocks.
+    `crosses`: it, or an exposed part of it, begins on one clock and ends on another. `resolved`:
+    what does so is longer than the half-width of these clocks.
     """
 
     phase: str
@@ -102,7 +110,7 @@ def _window(handoffs: Handoffs, done: Split) -> pd.DataFrame:
     """The request's row from arrival to first token, else over what is known of its phases."""
     row = handoffs.requests
     if not len(done.splittable):
-        drawn = draw(handoffs, instants(handoffs))
+        drawn = draw(handoffs)
         start, end = row["t0_ns"].fillna(drawn["start_ns"].min()), drawn["end_ns"].max()
         row = row.assign(t0_ns=start, t1_ns=end)[row["aligned"]]
         row = row.dropna(subset=["t0_ns", "t1_ns"])
@@ -155,12 +163,15 @@ def _phase_lines(done: Split, one: Subject, drawn: tuple[Piece, ...]) -> Iterabl
     for phase in phases.READING_ORDER:
         mine = [piece for piece in drawn if piece.phase == phase]
         if mine:
-            line = _phase_line(done, one, phase, mine)
+            line = _phase_line(done, one, mine, drawn)
             said = " ".join([line.sentence, *_remarks(one, line, mine, drawn)])
             yield line._replace(sentence=said)
 
 
-def _phase_line(done: Split, one: Subject, phase: str, mine: list[Piece]) -> PhaseLine:
+def _phase_line(
+    done: Split, one: Subject, mine: list[Piece], drawn: tuple[Piece, ...]
+) -> PhaseLine:
+    phase = mine[0].phase
     owned = (done.exposed if len(done.splittable) else done.known)[phase]
     exposed = int(owned.sum())
     hidden = length((piece.start_ns, piece.end_ns) for piece in mine if not piece.owned)
@@ -172,8 +183,8 @@ def _phase_line(done: Split, one: Subject, phase: str, mine: list[Piece]) -> Pha
         drag_ns=int(done.drag[phase].sum()) if len(done.splittable) else None,
         from_ns=min(piece.start_ns for piece in mine),
         to_ns=max(piece.end_ns for piece in mine),
-        crosses=crosses(one, phase),
-        resolved=resolved(one, phase, exposed + hidden),
+        crosses=any(crossing(one, mine, drawn)),
+        resolved=not any(unresolved(one, mine, drawn)),
         sentence=sentence(phase, Context(one, sides, exposed + hidden)),
     )
 
@@ -195,7 +206,9 @@ def _remarks(
             yield f"{what} cost nothing, {why}."
     if not line.resolved:
         width = milliseconds(one.row.clock_halfwidth_ns or 0)
-        yield f"Not resolved: the clocks of its two ends are only known to ± {width}."
+        whole, _ = unresolved(one, mine, drawn)
+        ends = "its two ends" if whole else "the two ends of its exposed part"
+        yield f"Not resolved: the clocks of {ends} are only known to ± {width}."
 
 
 def _hiders(mine: list[Piece], drawn: tuple[Piece, ...]) -> str:
@@ -212,16 +225,26 @@ def _hiders(mine: list[Piece], drawn: tuple[Piece, ...]) -> str:
     return f"{most} had the time"
 
 
-def _whiskers(one: Subject, drawn: Iterable[Piece]) -> Iterable[Whisker]:
-    """Outer edges, on another clock than the arrival's, of phases that go between two clocks."""
-    width = one.row.clock_halfwidth_ns or 0
-    by_place: dict[tuple[str, str], list[tuple[int, int]]] = {}
+def _whiskers(one: Subject, drawn: tuple[Piece, ...]) -> Iterable[Whisker]:
+    """Edges, on another clock than the arrival's, of what goes between two clocks.
+
+    The outer edges of such phases, and those of exposed parts that do so.
+    """
+    by_place: dict[tuple[str, str], list[Piece]] = {}
     for piece in drawn:
-        by_place.setdefault((piece.lane, piece.phase), []).append((piece.start_ns, piece.end_ns))
-    for (lane, phase), times in by_place.items():
-        whole = joined(times)
-        edges = zip((whole[0][0], whole[-1][1]), uncertain(one, phase), strict=True)
-        yield from (Whisker(lane, phase, at, width) for at, doubtful in edges if doubtful)
+        by_place.setdefault((piece.lane, piece.phase), []).append(piece)
+    for mine in by_place.values():
+        start, end = min(p.start_ns for p in mine), max(p.end_ns for p in mine)
+        whole = mine[0]._replace(start_ns=start, end_ns=end)
+        yield from _doubtful(one, whole, piece_sides(one, whole, drawn))
+    for piece, sides in exposed_parts(one, drawn, drawn):
+        yield from _doubtful(one, piece, sides)
+
+
+def _doubtful(one: Subject, piece: Piece, sides: Sides) -> Iterable[Whisker]:
+    width = one.row.clock_halfwidth_ns or 0
+    edges = zip((piece.start_ns, piece.end_ns), uncertain(one, sides), strict=True)
+    yield from (Whisker(piece.lane, piece.phase, at, width) for at, doubtful in edges if doubtful)
 
 
 def _headline(done: Split, one: Subject) -> str:
@@ -251,8 +274,8 @@ def _advice(done: Split, one: Subject, lines: tuple[PhaseLine, ...]) -> Iterable
         )
     if any(line.crosses for line in lines):
         yield (
-            f"Its spans are on several clocks, compared to ± {width}: phases between two of them "
-            "are as uncertain, all others are exact."
+            f"Its spans are on several clocks, compared to ± {width}: phases between two of "
+            "them, and what is exposed from one to another, are as uncertain, all others are exact."
         )
 
 

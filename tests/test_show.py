@@ -168,14 +168,19 @@ def test_several_ranks_have_lanes_and_the_last_one_is_named() -> None:
     assert "the last of 3 ranks was tp1, at 303.000 ms" in sentences(shown)["submit"]
 
 
-def two_clocks(**shape: Any) -> list[SpanRecord]:
-    """D has another clock than router and P."""
+def on_another_clock(role: str, shape: Shape) -> list[SpanRecord]:
+    """This role's engine has another clock than all others."""
     return [
         replace(span, resource={**span.resource, sc.CLOCK_ID: ANOTHER_CLOCK})
-        if span.resource[sc.ROLE] == sc.ROLE_DECODE
+        if span.resource[sc.ROLE] == role
         else span
-        for span in records(Shape(mode="pull", dispatch="sequential", **shape), "r")
+        for span in records(shape, "r")
     ]
+
+
+def two_clocks(**shape: Any) -> list[SpanRecord]:
+    """D has another clock than router and P."""
+    return on_another_clock(sc.ROLE_DECODE, Shape(mode="pull", dispatch="sequential", **shape))
 
 
 def test_phases_between_clocks_have_error_bars_and_may_not_be_resolved() -> None:
@@ -193,6 +198,65 @@ def test_phases_between_clocks_have_error_bars_and_may_not_be_resolved() -> None
     assert sentences(shown)["egress"].endswith("only known to ± 4.000 ms.")
     assert any(row.startswith("     ± ") and "├" in row for row in text(shown, 80))
     assert "± 4.000 ms" in shown.advice[1] and "several clocks" in shown.advice[2]
+
+
+def behind(role: str, **longer_ms: int) -> Shown:
+    """Legs sent together; P ends at 325 ms, and this role has a clock known to ± 4 ms."""
+    lengths_ms = {"ingress": 5, "queue": 20, "prefill": 300, "handing": 0}
+    lengths_ms |= {"dispatched": 1, "hop": 2, "admission": 1, "capacity": 1, "registration": 8}
+    lengths_ms |= {"seen": 5, "requeue": 1, "first_decode": 9, "egress": 6} | longer_ms
+    shape: dict[str, Any] = {name: ms * MS for name, ms in lengths_ms.items()}
+    spans = on_another_clock(role, Shape(**shape, ranks=(Rank(0, MS, MS),)))
+    return show(join(build(spans), pd.Series({"r": 4 * MS})), "r")
+
+
+@pytest.mark.parametrize("exposed_ms", [3, 10])
+@pytest.mark.parametrize(
+    "phase, longer_ms",
+    [
+        ("hop", {"hop": 324}),
+        ("retry", {"d_retry": 322}),
+        ("admission", {"admission": 322}),
+        ("decode_capacity", {"capacity": 321}),
+        ("handshake", {"handshake": 316}),
+    ],
+)
+def test_what_is_exposed_behind_another_clock_is_as_uncertain(
+    phase: str, longer_ms: dict[str, int], exposed_ms: int
+) -> None:
+    """What D did before P ended is exact or long, yet its exposed part begins on P's clock."""
+    ((name, ms),) = longer_ms.items()
+    shown = behind(sc.ROLE_DECODE, **{name: ms + exposed_ms})
+    crossing = {p.phase: (p.exposed_ns, p.resolved) for p in shown.phases if p.crosses}
+    hop = {} if phase == "hop" else {"hop": (0, False)}
+    registration = 4 if phase == "handshake" else 8
+    assert crossing == {
+        **hop,
+        phase: (exposed_ms * MS, exposed_ms > 4),
+        "registration": (registration * MS, True),
+        "landed_to_seen": (5 * MS, True),
+        "egress": (6 * MS, True),
+    }
+    doubt = "the clocks of the two ends of its exposed part are only known to ± 4.000 ms."
+    assert sentences(shown)[phase].endswith(doubt) is (exposed_ms < 4)
+
+
+def test_what_is_exposed_until_another_clock_is_as_uncertain() -> None:
+    """P hands blocks over for 10 ms, of which D's waiting for capacity leaves it the first 3."""
+    shown = behind(sc.ROLE_DECODE, handing=10, admission=325, capacity=20)
+    crossing = {p.phase: (p.exposed_ns, p.resolved) for p in shown.phases if p.crosses}
+    assert crossing["match"] == (3 * MS, False)
+    assert crossing.keys() == {"match", "hop", "registration", "landed_to_seen", "egress"}
+
+
+@pytest.mark.parametrize("role, at_ms", [(sc.ROLE_DECODE, 328), (sc.ROLE_PREFILL, 325)])
+def test_an_exposed_part_has_its_error_bar_where_the_clock_is_not_the_arrivals(
+    role: str, at_ms: int
+) -> None:
+    """At its end if that is D's, at its beginning if P's; what is wholly exposed has none."""
+    shown = behind(role, admission=325)
+    bars = {w for w in shown.whiskers if w.phase in ("admission", "decode_capacity")}
+    assert bars == {Whisker("decode", "admission", at_ms * MS, 4 * MS)}
 
 
 def test_an_estimated_offset_is_carried_into_the_picture() -> None:
