@@ -96,10 +96,12 @@ def record_requests(recorder: Recorder, first: int) -> None:
     for number in range(first, first + REQUESTS):
         base = f"3d2f0f6e-2222-4b4b-8b8b-{number:012d}"
         request_id = f"cmpl-{base}-0-23d0e5e7"
+        # Spread, so that hardly one comes again.
+        tokens = 64 + number * 7919 % 8191
         common = {
             sc.MODE: "push",
             sc.MODEL: "demo",
-            sc.INPUT_TOKENS: 4800 + number % 100,
+            sc.INPUT_TOKENS: tokens,
             sc.PEER_ENGINE_ID: "prefill-0",
         }
         traceparent = f"00-{number + 1:032x}-{number + 1:016x}-01"
@@ -109,13 +111,13 @@ def record_requests(recorder: Recorder, first: int) -> None:
         record(ev.DECODE_ALLOCATED, request_id)
         record(ev.REGISTRATION_BEGUN, request_id)
         record(ev.NOTIFICATION_SEEN, request_id, {sc.PEER_TP_RANK: 0})
-        record(ev.KV_COMPLETE, request_id, {sc.EXTERNAL_TOKENS: 4799})
+        record(ev.KV_COMPLETE, request_id, {sc.EXTERNAL_TOKENS: tokens - 1})
         record(ev.DECODE_SCHEDULED, request_id, {sc.PREEMPTIONS: 0})
         record(ev.FIRST_TOKEN, request_id, {sc.RECOMPUTED_TOKENS: 1})
         data = {sc.REGISTRATION_BYTES: 4096}
         record(ev.HANDSHAKE_ASKED, request_id)
         record(ev.EventKind("sent", ends=(sc.SPAN_REGISTRATION,)), request_id, data)
-        record(ev.DECODE_FINISHED, request_id, {sc.OUTPUT_TOKENS: 64, sc.PREEMPTIONS: 0})
+        record(ev.DECODE_FINISHED, request_id, {sc.OUTPUT_TOKENS: tokens // 8, sc.PREEMPTIONS: 0})
 
 
 def time_background(recorder: Recorder, first: int) -> tuple[float, Sequence[ReadableSpan]]:

@@ -1,5 +1,6 @@
 """Events to spans: whole exported spans, with a clock that stands still and counted ids."""
 
+from collections import deque
 from typing import Any
 
 from opentelemetry.sdk.resources import Resource
@@ -9,6 +10,7 @@ from pdtrace.tracing import events as ev
 from pdtrace.tracing import semconv as sc
 from pdtrace.tracing.assembly import Assembler
 from pdtrace.tracing.clock import Anchor, Clock
+from pdtrace.tracing.guard import Guard
 from pdtrace.tracing.ids import derived_trace_id
 from pdtrace.tracing.testing import (
     EPOCH_NS,
@@ -163,12 +165,14 @@ def test_a_span_that_this_process_cannot_tell_is_never_begun() -> None:
     assembler = Assembler(Resource({}), CountedIds(), absent=frozenset({sc.SPAN_PREFILL_QUEUE}))
     anchor = Anchor(EPOCH_NS)
     context = ev.RequestContext("", {})
-    for kind, at, data in (
-        (ev.OPENED, 0, context),
-        (ev.PREFILL_ARRIVED, 1, None),
-        (ev.PREFILL_SCHEDULED, 2, None),
-        (ev.PREFILL_FINISHED, 3, None),
-        (ev.CLOSED, 4, {sc.ERROR_TYPE: sc.ERROR_ABORTED}),
-    ):
-        assembler.apply((kind, at, "r", data), anchor)
+    events: deque[ev.Event] = deque(
+        (
+            (ev.OPENED, 0, "r", context),
+            (ev.PREFILL_ARRIVED, 1, "r", None),
+            (ev.PREFILL_SCHEDULED, 2, "r", None),
+            (ev.PREFILL_FINISHED, 3, "r", None),
+            (ev.CLOSED, 4, "r", {sc.ERROR_TYPE: sc.ERROR_ABORTED}),
+        )
+    )
+    assembler.apply(events, len(events), anchor, Guard(strict=True))
     assert [span.name for span in assembler.finished] == [sc.SPAN_PREFILL]

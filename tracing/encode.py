@@ -6,6 +6,7 @@ the result against the SDK's own encoder.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -97,7 +98,7 @@ def encode_request(spans: Sequence[Finished], pause: Callable[[], object] = give
             pause()
         for span in spans[start : start + _SLICE_SPANS]:
             if isinstance(span, Record):
-                origin, data = span.shared.origin, encode_record(span)
+                origin, data = span[1].origin, encode_record(span)
             else:
                 origin = Origin(span.resource, span.instrumentation_scope)
                 data = encode_span(span)
@@ -113,16 +114,20 @@ def encode_request(spans: Sequence[Finished], pause: Callable[[], object] = give
 def _grouped(groups: Sequence[_Group]) -> list[bytes]:
     """Scopes gathered under their resources; the pieces are joined but once, they are large."""
     by_resource: dict[int, list[bytes]] = {}
+    sizes: Counter[int] = Counter()
     for (resource, scope), parts in groups:
         under = by_resource.setdefault(id(resource), [_resource(resource)])
-        under += _framed(2, [_scope(scope), *parts])
-    # ResourceSpans: resource 1, scope_spans 2.
-    return [part for under in by_resource.values() for part in _framed(1, under)]
-
-
-def _framed(number: int, parts: list[bytes]) -> list[bytes]:
-    """A length-delimited field that is still in pieces."""
-    return [TAGS[number], varint(sum(map(len, parts))), *parts]
+        parts.insert(0, _scope(scope))
+        size = sum(map(len, parts))
+        # ResourceSpans: resource 1, scope_spans 2.
+        head = TAGS[2] + varint(size)
+        under += head, *parts
+        sizes[id(resource)] += len(head) + size
+    whole = []
+    for resource_id, under in by_resource.items():
+        whole.append(TAGS[1] + varint(len(under[0]) + sizes[resource_id]))
+        whole += under
+    return whole
 
 
 @lru_cache(maxsize=64)

@@ -3,19 +3,20 @@
 Every call and every intermediate here is on the budget of a span; see `benchmarks/hot_path.py`.
 """
 
+import struct
+from collections.abc import Callable
 from typing import Any, Final
 
 from opentelemetry.trace import SpanKind
 
 from pdtrace.tracing.encode_fields import (
     PACK_FIXED64,
-    PACK_TAGGED_ID,
-    PACK_TIMES,
     STATUS_ERROR,
     STATUS_UNSET,
     TAGS,
     VARINTS,
     ancestry,
+    attributes_in,
     event_field,
     field,
     key_of,
@@ -23,11 +24,62 @@ from pdtrace.tracing.encode_fields import (
     named,
     varint,
 )
-from pdtrace.tracing.semconv import ERROR_TYPE
+from pdtrace.tracing.semconv import (
+    ENGINE_REQUEST_ID,
+    ERROR_TYPE,
+    PEER_ENGINE_REQUEST_ID,
+    REQUEST_ID,
+)
 from pdtrace.tracing.span import Point, Record, Shared
 
 _SHORT: Final = 100
 """Strings below this have a table of their own: all lengths around them are single bytes."""
+_KEPT: Final = 256
+"""Values of one key that are kept as they are encoded; most recur from request to request."""
+_UNIQUE: Final = (REQUEST_ID, ENGINE_REQUEST_ID, PEER_ENGINE_REQUEST_ID)
+
+
+class _Values(dict[Any, bytes]):
+    """The attributes of one key by their values, which are of one type."""
+
+    def __init__(self, key: str) -> None:
+        name = key_of(key)
+        self._key = key
+        self._most = 0 if key in _UNIQUE else _KEPT
+        # What precedes an integer by the bytes that it takes, and a string by its length.
+        self._before_integer = [
+            TAGS[9] + varint(len(name) + 3 + size) + name + bytes((0x12, 1 + size, 0x18))
+            for size in range(11)
+        ]
+        self._before_text = [
+            TAGS[9] + varint(len(name) + 4 + size) + name + bytes((0x12, 2 + size, 0x0A, size))
+            for size in range(_SHORT)
+        ]
+
+    def __missing__(self, value: Any) -> bytes:
+        found = b""
+        if type(value) is int:
+            digits = VARINTS[value] if 0 <= value < 1 << 14 else varint(value)
+            found = self._before_integer[len(digits)] + digits
+        elif type(value) is str:
+            text = value.encode("utf-8", "replace")
+            if len(text) < _SHORT:
+                found = self._before_text[len(text)] + text
+        found = found or field(9, key_value(self._key, value))
+        if len(self) < self._most:
+            self[value] = found
+        return found
+
+
+class _Keys(dict[str, _Values]):
+    """By attribute key. Only names that we spell come here, so the table is small."""
+
+    def __missing__(self, key: str) -> _Values:
+        found = self[key] = _Values(key)
+        return found
+
+
+_ATTRIBUTES: Final = _Keys()
 
 
 def _shared(shared: Shared) -> bytes:
@@ -35,110 +87,70 @@ def _shared(shared: Shared) -> bytes:
     if not shared.encoded:
         trace = shared.trace
         parts = [ancestry(trace.trace_id, trace.parent_id, True)]
-        for key, value in shared.attributes.items():
-            _pair(parts, key, value)
+        try:
+            for key, value in shared.attributes.items():
+                parts.append(_ATTRIBUTES[key][value])
+        except TypeError:  # an unhashable value: a list
+            parts[1:] = [attributes_in(9, shared.attributes)]
+        # Where a span says that it failed, that goes before this, which stands earlier.
+        parts.append(STATUS_UNSET)
         shared.encoded = b"".join(parts)
     return shared.encoded
 
 
-class _IntegerKeys(dict[str, tuple[bytes, ...]]):
-    """Attribute key to what precedes an integer value of it, by the bytes that the value takes.
+class _Heads(dict[str, tuple[Callable[..., bytes], bytes]]):
+    """By the name of a span of ours: what packs its id, its name and kind, and its times; and the
+    bytes of name and kind."""
 
-    Only names that we spell come here, so the table is small.
-    """
-
-    def __missing__(self, key: str) -> tuple[bytes, ...]:
-        name = key_of(key)
-        found = self[key] = tuple(
-            TAGS[9] + varint(len(name) + 3 + size) + name + bytes((0x12, 1 + size, 0x18))
-            for size in range(11)
-        )
+    def __missing__(self, name: str) -> tuple[Callable[..., bytes], bytes]:
+        text = named(name, SpanKind.INTERNAL)
+        found = self[name] = struct.Struct(f"<HQ{len(text)}sBQBQ").pack, text
         return found
 
 
-class _TextKeys(dict[str, tuple[bytes, ...]]):
-    """The same for a string, by its length."""
+class _Points(dict[tuple[str, str, int], tuple[bytes, bytes]]):
+    """What stands around the time of a point with one small number (-1: without attributes)."""
 
-    def __missing__(self, key: str) -> tuple[bytes, ...]:
-        name = key_of(key)
-        found = self[key] = tuple(
-            TAGS[9] + varint(len(name) + 4 + size) + name + bytes((0x12, 2 + size, 0x0A, size))
-            for size in range(_SHORT)
-        )
-        return found
-
-
-_INTEGER_KEYS: Final = _IntegerKeys()
-_TEXT_KEYS: Final = _TextKeys()
-
-
-def _pair(parts: list[bytes], key: str, value: Any) -> None:
-    """One attribute of a record. Values of a request recur in no other one: none is cached."""
-    kind = value.__class__
-    if kind is int:
-        digits = VARINTS[value] if 0 <= value < 1 << 14 else varint(value)
-        parts.append(_INTEGER_KEYS[key][len(digits)])
-        parts.append(digits)
-        return
-    if kind is str:
-        text = value.encode("utf-8", "replace")
-        if len(text) < _SHORT:
-            parts.append(_TEXT_KEYS[key][len(text)])
-            parts.append(text)
-            return
-    parts.append(field(9, key_value(key, value)))
-
-
-class _Internal(dict[str, bytes]):
-    """Name and kind of a span of ours."""
-
-    def __missing__(self, name: str) -> bytes:
-        found = self[name] = named(name, SpanKind.INTERNAL)
-        return found
-
-
-class _BarePoints(dict[str, tuple[bytes, bytes]]):
-    """What stands around the time of a point without attributes."""
-
-    def __missing__(self, name: str) -> tuple[bytes, bytes]:
-        around = event_field(name, 0, None)
+    def __missing__(self, point: tuple[str, str, int]) -> tuple[bytes, bytes]:
+        name, key, value = point
+        around = event_field(name, 0, None if value < 0 else {key: value})
         time_at = around.index(b"\x09") + 1
-        found = self[name] = around[:time_at], around[time_at + 8 :]
+        found = self[point] = around[:time_at], around[time_at + 8 :]
         return found
 
 
-_INTERNAL: Final = _Internal()
-_BARE_POINTS: Final = _BarePoints()
+_HEADS: Final = _Heads()
+_POINTS: Final = _Points()
 
 
 def encode_record(record: Record) -> bytes:
     """One record as the payload of `ScopeSpans.spans`."""
     name, shared, span_id, start_ns, end_ns, own, points = record
-    parts = [
-        shared.encoded or _shared(shared),
-        PACK_TAGGED_ID(0x1208, span_id),
-        _INTERNAL[name],
-        PACK_TIMES(0x39, start_ns, 0x41, end_ns),
-    ]
+    pack, text = _HEADS[name]
+    # Span.span_id 2, name 5 and kind 6, start_time_unix_nano 7, end_time_unix_nano 8.
+    head = pack(0x0812, span_id, text, 0x39, start_ns, 0x41, end_ns)
+    if not own and not points:
+        return (shared.encoded or _shared(shared)) + head
+    parts = [shared.encoded or _shared(shared), head]
     for point in points:
         parts.append(_point(point))
-    if not own:
-        parts.append(STATUS_UNSET)
-    else:
-        for key, value in own.items():
-            if value.__class__ is int and 0 <= value < 1 << 14:
-                digits = VARINTS[value]
-                parts.append(_INTEGER_KEYS[key][len(digits)])
-                parts.append(digits)
-            else:
-                _pair(parts, key, value)
-        parts.append(STATUS_ERROR if ERROR_TYPE in own else STATUS_UNSET)
+    if own:
+        try:
+            for key in own:
+                parts.append(_ATTRIBUTES[key][own[key]])
+        except TypeError:  # an unhashable value: a list
+            parts[2 + len(points) :] = [attributes_in(9, own)]
+        if ERROR_TYPE in own:
+            parts.append(STATUS_ERROR)
     return b"".join(parts)
 
 
 def _point(point: Point) -> bytes:
     name, at_ns, attributes = point
+    key, value = "", -1
     if attributes:
-        return event_field(name, at_ns, attributes)
-    before, after = _BARE_POINTS[name]
+        key, value = next(iter(attributes.items()))
+        if len(attributes) > 1 or value.__class__ is not int or not 0 <= value < _KEPT:
+            return event_field(name, at_ns, attributes)
+    before, after = _POINTS[name, key, value]
     return before + PACK_FIXED64(at_ns) + after

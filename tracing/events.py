@@ -27,6 +27,8 @@ class EventKind:
     """(span, event name): adds a span event to that span while it is open."""
     closes: bool = False
     """The request is over here: whatever is still open ends with it, as an error."""
+    tells: bool = False
+    """No instant of a span, but something about the request."""
 
 
 class RequestContext(NamedTuple):
@@ -42,11 +44,11 @@ class RequestContext(NamedTuple):
 
 Event = tuple[EventKind, int, str, Any]
 
-OPENED: Final = EventKind("opened")
+OPENED: Final = EventKind("opened", tells=True)
 """`data` is a `RequestContext`; only this kind makes the recorder know a request."""
-LEARNED: Final = EventKind("learned")
+LEARNED: Final = EventKind("learned", tells=True)
 """`data` joins what all spans of the request carry that end from now on."""
-ADOPTED: Final = EventKind("adopted")
+ADOPTED: Final = EventKind("adopted", tells=True)
 """`data` is the peer's `traceparent`: used where the request came without context of its own."""
 
 # Prefill engine, scheduler side.

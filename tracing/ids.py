@@ -21,10 +21,12 @@ def base_request_id(engine_request_id: str) -> str:
     """
     # Once for each request of an engine: patterns would take three times as long.
     bare = engine_request_id
-    choice, _, rest = bare.partition("_")
-    if choice.isdecimal() and rest.startswith((_SINGLE, _CHAT)):
-        bare = rest
     single = bare.startswith(_SINGLE)
+    if not single:
+        choice, _, rest = bare.partition("_")
+        if choice.isdecimal() and rest.startswith((_SINGLE, _CHAT)):
+            bare = rest
+            single = bare.startswith(_SINGLE)
     bare = bare.removeprefix(_SINGLE if single else _CHAT)
     if bare[-9:-8] == "-" and not bare[-8:].strip(_HEX):
         bare = bare[:-9]

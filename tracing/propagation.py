@@ -5,7 +5,7 @@ the body's `kv_transfer_params`. Malformed context is no context.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from pdtrace.tracing.ids import derived_trace_id
@@ -25,8 +25,31 @@ class TraceContext(NamedTuple):
     sampled: bool
 
 
+# A named tuple's own constructor takes three times as long.
+_new_context: Callable[[type[TraceContext], tuple[int, int, bool]], TraceContext] = tuple.__new__
+
+
 def parse_traceparent(text: str) -> TraceContext | None:
     """The context in a `traceparent` value; None when it is not valid."""
+    return _usual(text) or _any_version(text)
+
+
+def _usual(text: str) -> TraceContext | None:
+    """The context of a value as nearly all are, without a pattern, which takes twice as long."""
+    if len(text) != 55 or not text[2] == text[35] == text[52] == "-":
+        return None
+    try:
+        raw = bytes.fromhex(text.replace("-", ""))
+    except ValueError:
+        return None
+    trace_id, parent_id = int.from_bytes(raw[1:17], "big"), int.from_bytes(raw[17:25], "big")
+    # Where there are more hyphens, or spaces, which `fromhex` skips, the bytes are fewer.
+    if len(raw) != 26 or raw[0] == 0xFF or not trace_id or not parent_id:
+        return None
+    return _new_context(TraceContext, (trace_id, parent_id, bool(raw[25] & SAMPLED)))
+
+
+def _any_version(text: str) -> TraceContext | None:
     found = _matched(text)
     if found is None:
         return None
@@ -45,7 +68,11 @@ def format_traceparent(trace_id: int, span_id: int, sampled: bool = True) -> str
 
 def context_of(traceparent: str, base_id: str) -> TraceContext:
     """The caller's context, or the one derived from the base request id (which has no parent)."""
-    return parse_traceparent(traceparent) or TraceContext(derived_trace_id(base_id), 0, True)
+    return (
+        _usual(traceparent)
+        or _any_version(traceparent)
+        or TraceContext(derived_trace_id(base_id), 0, True)
+    )
 
 
 def traceparent_of(

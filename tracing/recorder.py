@@ -170,14 +170,8 @@ class Recorder:
 
     def _apply_slice(self) -> bool:
         """A few events become spans; False when there was none."""
-        events, anchor = self._events, self.clock.anchor()
-        take, apply = events.popleft, self._assembler.apply
-        taken = min(len(events), _SLICE_EVENTS)
-        for _ in range(taken):
-            try:
-                apply(take(), anchor)
-            except Exception:
-                self.guard.failed("assembly")
+        taken = min(len(self._events), _SLICE_EVENTS)
+        self._assembler.apply(self._events, taken, self.clock.anchor(), self.guard)
         self.recorded += taken
         if len(self._assembler.finished) >= _HAND_OVER_SPANS:
             self._hand_over()

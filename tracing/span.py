@@ -50,6 +50,7 @@ class Record(NamedTuple):
     name: str
     shared: Shared
     span_id: int
+    """As its eight bytes are read from the lowest on, as the encoder writes them."""
     start_ns: int
     """Unix nanoseconds, as all times here."""
     end_ns: int
@@ -75,7 +76,8 @@ class RecordedSpan(ReadableSpan):
 
     @property
     def _context(self) -> SpanContext:
-        return SpanContext(self._shared.trace.trace_id, self._span_id, False, _SAMPLED)
+        span_id = int.from_bytes(self._span_id.to_bytes(8, "little"), "big")
+        return SpanContext(self._shared.trace.trace_id, span_id, False, _SAMPLED)
 
     @property
     def _parent(self) -> SpanContext | None:
