@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pdtrace.analysis.hours import in_order, with_kept, write_hours
 from pdtrace.analysis.intake import OtlpError
 from pdtrace.analysis.otlp import json_to_protobuf, protobuf_to_json
-from pdtrace.analysis.parquet import HOUR_NS, hour_file, read_batches, write_hours
 from pdtrace.analysis.sources import (
     DEFAULT_LIMITS,
     Batch,
@@ -14,6 +14,7 @@ from pdtrace.analysis.sources import (
     expand,
     read_messages,
 )
+from pdtrace.analysis.spill import Spill
 from pdtrace.analysis.tabulate import collect
 
 
@@ -52,15 +53,10 @@ def to_parquet(
     What an hour's file holds already stays in it, each span once, so exporting again adds only
     what is new. Raises `SourceError` as `tabulate` does, `OSError` when a file cannot be written.
     """
-    builder, reading = collect(sources, limits)
-    hours = {int(hour) for hour in builder.hours(HOUR_NS)}
-    for hour in sorted(hours):
-        kept = hour_file(directory, hour)
-        if kept.exists():
-            for batch in read_batches(kept):
-                builder.add_batch(batch)
-    spans, events, _ = builder.finish_arrow()
-    if not len(spans):
+    spill = Spill()
+    builder, reading = collect(sources, limits, spill)
+    builder.spill_rest()
+    if not spill.paths:
         raise SourceError(reading.nothing(sources))
-    notes = [*reading.notes, *reading.tally_notes()]
-    return write_hours(spans, events, directory), notes, reading.tally.partial > 0
+    written = write_hours(in_order(with_kept(spill.paths, directory)), directory)
+    return written, [*reading.notes, *reading.tally_notes()], reading.tally.partial > 0

@@ -1,12 +1,10 @@
-"""The spans table as Parquet, partitioned by hour: for keeping, and for scale.
-
-    DIR/hour=2026-11-29T10/spans.parquet
+"""The spans table as Parquet: for keeping, and for scale.
 
 A row is a span with its events in it. Text is stored once a file, and reading hands columns on as
 they are. A file is complete or not there at all.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple, TypeGuard
@@ -24,8 +22,6 @@ from pdtrace.analysis.files import RemoteError, Source, opened
 from pdtrace.analysis.schema import EVENT_COLUMNS
 
 MAGIC: Final = b"PAR1"
-FILE: Final = "spans.parquet"
-HOUR_NS: Final = 3600 * 10**9
 ROW_GROUP: Final = 1 << 17
 """Rows that are read at a time: about 15 MB."""
 _TEXTS: Final = [field.name for field in SPAN_SCHEMA if field.type == TEXTS]
@@ -150,40 +146,25 @@ def _column(rows: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
     return nothing(field, len(rows))
 
 
-def write_hours(spans: pa.Table, events: pa.Table, directory: Path) -> list[Path]:
-    """The files of a spans table, one for each hour (UTC) in which a span begins.
-
-    `spans` are in order of time, `events` in that of their rows. Files that are there are replaced.
-    """
-    rows = _together(spans, events)
-    hours = rows["start_ns"].to_numpy() // HOUR_NS
-    cuts = np.flatnonzero(np.diff(hours)) + 1 if len(hours) else np.array([], np.int64)
-    starts = [0, *cuts.tolist()] if len(hours) else []
-    written = []
-    for start, end in zip(starts, [*starts[1:], len(hours)], strict=True):
-        path = hour_file(directory, int(hours[start]))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as file:
-            _write(rows.slice(start, end - start), file)
-        written.append(path)
-    return written
-
-
 def write_spans(batch: Batch, path: Path) -> None:
     """One file of these spans, in the order in which they are."""
     with atomic_file(path) as file:
-        _write(_together(batch.spans, batch.events), file)
+        write_tables([with_events(batch)], file)
 
 
-def _write(rows: pa.Table, file: BinaryIO) -> None:
-    """Row groups, each with the texts that it needs: Arrow would repeat those of all of them."""
+def write_tables(tables: Iterable[pa.Table], file: BinaryIO) -> None:
+    """A file of all these rows (`SCHEMA`), in row groups.
+
+    Each has the texts that it needs: Arrow would repeat those of all of them.
+    """
     with pq.ParquetWriter(file, SCHEMA, compression="zstd", use_dictionary=_TEXTS) as writer:
-        for start in range(0, len(rows), ROW_GROUP):
-            group = rows.slice(start, ROW_GROUP)
-            for name in _TEXTS:
-                place = group.column_names.index(name)
-                group = group.set_column(place, SCHEMA.field(name), _needed(group[name]))
-            writer.write_table(group)
+        for rows in tables:
+            for start in range(0, len(rows), ROW_GROUP):
+                group = rows.slice(start, ROW_GROUP)
+                for name in _TEXTS:
+                    place = group.column_names.index(name)
+                    group = group.set_column(place, SCHEMA.field(name), _needed(group[name]))
+                writer.write_table(group)
 
 
 def _needed(column: pa.ChunkedArray) -> pa.DictionaryArray:
@@ -194,13 +175,9 @@ def _needed(column: pa.ChunkedArray) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.array(code.astype(np.int32)), texts)
 
 
-def hour_file(directory: Path, hour: int) -> Path:
-    """The file for spans that begin in this hour, counted from 1970."""
-    return directory / f"hour={np.datetime64(hour, 'h')}" / FILE
-
-
-def _together(spans: pa.Table, events: pa.Table) -> pa.Table:
-    """Spans with the list of their events as one more column."""
+def with_events(batch: Batch) -> pa.Table:
+    """Spans with the list of their events as one more column (`SCHEMA`)."""
+    spans, events = batch
     counts = np.bincount(events["row"].to_numpy(), minlength=len(spans))
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     columns = [combined(events[field.name].cast(field.type)) for field in _STORED_EVENT]

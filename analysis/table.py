@@ -167,12 +167,6 @@ class TableBuilder:
         del spans, events
         return _taken(columns, order), moved, copies
 
-    def hours(self, hour_ns: int) -> Ints:
-        """The hours, counted from 1970, in which the spans so far begin (int64, ascending)."""
-        self._flush()
-        found = [np.unique(part["start_ns"].to_numpy() // hour_ns) for part in self._spans]
-        return np.unique(np.concatenate(found)) if found else np.array([], np.int64)
-
     def spill_rest(self) -> None:
         """Hand over what is still held."""
         self._flush()

@@ -29,8 +29,8 @@ import psutil
 from made_traffic import PER_REQUEST, arrow_tables
 from per_trace import critical_paths
 
-from pdtrace.analysis.columns import RESOURCE_ATTRIBUTES, SPAN_ATTRIBUTES
-from pdtrace.analysis.parquet import write_hours
+from pdtrace.analysis.columns import RESOURCE_ATTRIBUTES, SPAN_ATTRIBUTES, Batch
+from pdtrace.analysis.hours import write_hours
 from pdtrace.analysis.table import TableBuilder
 
 SIZES: Final = (10_000, 100_000)
@@ -45,7 +45,7 @@ def write_parquet(count: int, directory: Path) -> None:
     builder = TableBuilder()
     builder.add_batch(arrow_tables(count))
     spans, events, _ = builder.finish_arrow()
-    write_hours(spans, events, directory)
+    write_hours([Batch(spans, events)], directory)
 
 
 def timed_split(source: Path, *options: str) -> tuple[float, float]:

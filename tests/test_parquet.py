@@ -10,9 +10,11 @@ from generator import Shape, records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdtrace.analysis.columns import Batch, Columns
 from pdtrace.analysis.export import to_parquet
 from pdtrace.analysis.handoffs import join
-from pdtrace.analysis.parquet import SCHEMA, read_batches, write_hours
+from pdtrace.analysis.hours import HOUR_NS, write_hours
+from pdtrace.analysis.parquet import SCHEMA, read_batches, write_spans
 from pdtrace.analysis.records import EventRecord, SpanRecord
 from pdtrace.analysis.report import request_records
 from pdtrace.analysis.schema import SPAN_COLUMNS, TEXT
@@ -23,7 +25,6 @@ from pdtrace.analysis.tabulate import tabulate
 from pdtrace.cli.main import main
 
 DATA = Path(__file__).parent / "data"
-HOUR_NS = 3600 * 10**9
 
 
 def same(one: SpansTable, other: SpansTable) -> None:
@@ -35,7 +36,7 @@ def written(directory: Path, spans: list[SpanRecord]) -> list[Path]:
     builder = TableBuilder()
     builder.add_all(spans)
     found, events, _ = builder.finish_arrow()
-    return write_hours(found, events, directory)
+    return write_hours([Batch(found, events)], directory)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,31 @@ def test_exporting_again_adds_what_is_new_and_nothing_twice(tmp_path: Path) -> N
     to_parquet([second], tmp_path)
     same(tabulate([tmp_path]).table, tabulate([first, second]).table)
     assert tabulate([tmp_path]).notes == []
+
+
+def test_more_spans_than_memory_holds_are_put_in_order_some_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several files, in any order, with copies, over three hours, and with what was kept."""
+    monkeypatch.setattr("pdtrace.analysis.hours.PART", 7)
+    monkeypatch.setattr("pdtrace.analysis.table.HELD", 5)
+    monkeypatch.setattr("pdtrace.analysis.columns.BATCH", 4)
+    monkeypatch.setattr("pdtrace.analysis.parquet.ROW_GROUP", 3)
+    spans = [s for hour in range(3) for s in records(Shape(start=hour * HOUR_NS), f"r-{hour}")]
+    for some in (spans[1::2], [*reversed(spans)], spans[:9]):
+        unordered = Columns()
+        for span in some:
+            unordered.add(span)
+        write_spans(unordered.batch(), tmp_path / "came.parquet")
+        files, _, _ = to_parquet([tmp_path / "came.parquet"], tmp_path / "kept")
+    assert [file.parent.name for file in files] == ["hour=2026-11-29T10"]
+    kept = sorted((tmp_path / "kept").rglob("*.parquet"))
+    assert len(kept) == 3
+    same(tabulate(kept).table, build(spans))
+    for file in kept:
+        rows = pq.read_table(file)
+        starts = rows["start_ns"].to_pylist()
+        assert starts == sorted(starts) and len(set(rows["span_id"].to_pylist())) == len(rows)
 
 
 def test_a_file_of_an_older_schema_has_empty_columns(tmp_path: Path) -> None:

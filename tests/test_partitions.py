@@ -19,7 +19,9 @@ from test_split_properties import shapes
 
 from pdtrace.analysis import parquet
 from pdtrace.analysis.analyse import analyse
+from pdtrace.analysis.columns import Batch
 from pdtrace.analysis.export import to_parquet
+from pdtrace.analysis.hours import write_hours
 from pdtrace.analysis.load import load
 from pdtrace.analysis.parallel import Result, split_parts
 from pdtrace.analysis.parquet import row_groups
@@ -49,7 +51,7 @@ def stored(directory: Path, spans: Sequence[SpanRecord]) -> list[Path]:
         builder.add_all(half)
         found, events, _ = builder.finish_arrow()
         if len(found):
-            files += parquet.write_hours(found, events, directory / str(number))
+            files += write_hours([Batch(found, events)], directory / str(number))
     return files
 
 
