@@ -223,11 +223,17 @@ def test_a_pull_hides_nothing(runs: Runs) -> None:
 
 
 def test_the_clients_stopwatch_contains_the_traces_ttft(run: Run) -> None:
-    """The window of the trace lies inside the client's, but for the router's last write."""
+    """The trace's window ends before the client's answer does, and about when its first token came.
+
+    About: the router reads its clock when it has written, and may have lost its core meanwhile.
+    """
+    beyond = []
     for result in run.results:
         assert result.ttft_ns is not None
-        beyond = result.ttft_ns - run.splits[result.request_id]["ttft_ns"]
-        assert -5_000_000 < beyond < result.ttft_ns // 2 + 50_000_000
+        traced_ns = run.splits[result.request_id]["ttft_ns"]
+        assert 0 < traced_ns < result.e2e_ns
+        beyond.append((result.ttft_ns - traced_ns) / result.ttft_ns)
+    assert -0.1 < sorted(beyond)[len(beyond) // 2] < 0.75
 
 
 @pytest.mark.covers("n-by-m", "push", "pull", on="engines")
