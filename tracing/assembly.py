@@ -203,13 +203,10 @@ class Assembler:
             self.counts["table_full"] += 1
             self._abandon(next(iter(self._entries)), mono_ns)
         base_id = base_request_id(request_id)
-        trace = context_of(context.traceparent, base_id)
-        if self._decides(trace) != trace.sampled:
-            trace = trace._replace(sampled=not trace.sampled)
+        trace = self._sampled(context_of(context.traceparent, base_id))
         attributes: dict[str, Any] = {sc.REQUEST_ID: base_id, sc.ENGINE_REQUEST_ID: request_id}
         attributes.update(context.attributes)
-        if not anchor.first:
-            attributes.update(anchor.restated())
+        attributes.update(anchor.restated())
         shared = Shared(trace, attributes, self._origin)
         self._entries[request_id] = _Entry(shared, anchor, mono_ns)
 

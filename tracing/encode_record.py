@@ -129,8 +129,6 @@ def encode_record(record: Record) -> bytes:
     pack, text = _HEADS[name]
     # Span.span_id 2, name 5 and kind 6, start_time_unix_nano 7, end_time_unix_nano 8.
     head = pack(0x0812, span_id, text, 0x39, start_ns, 0x41, end_ns)
-    if not own and not points:
-        return (shared.encoded or _shared(shared)) + head
     parts = [shared.encoded or _shared(shared), head]
     for point in points:
         parts.append(_point(point))

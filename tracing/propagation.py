@@ -68,11 +68,7 @@ def format_traceparent(trace_id: int, span_id: int, sampled: bool = True) -> str
 
 def context_of(traceparent: str, base_id: str) -> TraceContext:
     """The caller's context, or the one derived from the base request id (which has no parent)."""
-    return (
-        _usual(traceparent)
-        or _any_version(traceparent)
-        or TraceContext(derived_trace_id(base_id), 0, True)
-    )
+    return parse_traceparent(traceparent) or TraceContext(derived_trace_id(base_id), 0, True)
 
 
 def traceparent_of(
